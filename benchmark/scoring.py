@@ -5,6 +5,7 @@ scores.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -159,7 +160,9 @@ def cost_of(progress: Progress, evaluate_s: float) -> Cost:
         for name in _STEP_TIMES:
             measured[name] = statistics.median(epoch[name] for epoch in history)
     # A kind that the hardware does not count is left out.
-    measured |= {f"energy_{kind}_joules": each for kind, each in progress.energy_joules.items()}
+    for kind, joules in progress.energy_joules.items():
+        if math.isfinite(joules):
+            measured[f"energy_{kind}_joules"] = joules
     return Cost(
         train_s=finished_s + progress.epoch_s,
         checkpoint_s=progress.checkpoint_s,

@@ -44,8 +44,8 @@ def inventory() -> Iterator[Item]:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(count)]
     if count and not names:
-        remedy = f"the driver is too old for CUDA {torch.version.cuda}: update it, or PyTorch's"
-        yield Item("GPUs", f"{count} that PyTorch cannot use", f"{remedy} build is to be older")
+        remedy = f"the driver may be too old for CUDA {torch.version.cuda}, or not running"
+        yield Item("GPUs", f"{count} that PyTorch cannot use", remedy)
     elif not names and torch.version.cuda is None:
         remedy = "install a CUDA build: https://pytorch.org"
         yield Item("GPUs", "none that this build of PyTorch can use", remedy)
@@ -77,5 +77,6 @@ def _space(what: str, folder: Path) -> Item:
     if not os.access(there, os.W_OK):
         return Item(title, f"{there} cannot be written to", remedy)
     free_bytes = shutil.disk_usage(there).free
-    is_little = free_bytes < _LITTLE_SPACE_BYTES
-    return Item(title, f"{free_bytes / 1e9:.0f} GB free at {there}", remedy * is_little)
+    if free_bytes >= _LITTLE_SPACE_BYTES:
+        remedy = ""
+    return Item(title, f"{free_bytes / 1e9:.0f} GB free at {there}", remedy)

@@ -101,8 +101,8 @@ def poll(folder: Path) -> Iterator[list[CellStatus]]:
     while True:
         found = statuses(folder)
         yield found
-        lost = [status for status in found if status.state == "preempted"]
-        again = [each.cell_id for each in lost if (each.directory / "config.yaml").exists()]
+        made_room = [status for status in found if status.state == "preempted"]
+        again = [each.cell_id for each in made_room if (each.directory / "config.yaml").exists()]
         if again:
             log.info("%s", "; ".join(retry(folder, again)))
         elif not any(status.state in ("running", "queued") for status in found):
@@ -144,7 +144,8 @@ def run_sweep(
     say(f"{submitted}; see: regbench status {sweep.name}")
     ids = {cell.id for cell in sweep.cells}
     # The folder may hold cells of earlier calls, with other seeds.
-    found = [each for each in (wait or statuses)(sweep.folder) if each.cell_id in ids]
+    look = wait or statuses
+    found = [status for status in look(sweep.folder) if status.cell_id in ids]
     # Everything may have been finished before, and then there is nothing to wait for.
     if wait is None and any(status.state not in ends(stages) for status in found):
         return None

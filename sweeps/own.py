@@ -34,9 +34,9 @@ _STAGES = ("pretrain", "tune")
 # Share of the budget that is planned: a machine does not always run as fast as it did.
 _PLANNED = 0.85
 _MEASURED_EPOCHS = 2
-# Most pixels of an epoch of the measurement: those of 8192 images of 32 px, but at least one batch.
+# Most pixels of an epoch of the measurement: those of 8192 images of 32 px, but at least one batch;
+# on a GPU more, as it takes less time for a few batches than a loader to begin.
 _MEASURED_PIXELS = 8192 * 32**2
-# A GPU takes less time for a few batches than a loader to begin.
 _MEASURED_BATCHES_OF_GPU = 50
 # Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
 # Without labels to choose by, nothing is searched.
@@ -141,8 +141,8 @@ def own_file(
     enough = cells[0].epochs
     split = data.splits[data.pretraining_split]
     file = replace(read_rows(preset, given), name=f"{data.name}_speed")
-    # A few labels beside many images may not fill a batch.
     has_labels = bool(data.class_names)
+    # A few labels beside many images may not fill a batch.
     is_supervised = has_labels and data.splits["train"]["num_samples"] >= cells[0].batch_size
     speed = _measured(file, cells, split, execute)
     speed = replace(speed, supervised=_SEEDS * is_supervised)

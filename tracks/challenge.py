@@ -166,7 +166,9 @@ class Challenge:
                     f"{record.label} diverged here, and not where the rows are from; {self.folder}"
                 )
             shifts.append(now - before)
-        scores = list(own.by_unit(name).values())
+        # Further seeds, of whatever call, would be chosen by their scores.
+        of_seeds = own.by_unit(name).items()
+        scores = [score for seed, score in of_seeds if seed in self.tuning.final_seeds]
         found = verdicts(scores, trained, untrained, shifts, of_searches=repeated)
         return Placing(
             label=self.label,

@@ -103,8 +103,8 @@ def _learned(before: Record, after: Record) -> Iterator[tuple[bool, str, str]]:
     """Compare the trained loss with the untrained network."""
     # A run that diverged in its first epoch has logged no rank.
     rank = after.at_end.get("effective_rank", 0.0)
-    spread = after.status == "done" and rank > _COLLAPSED
-    yield spread, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
+    is_spread = after.status == "done" and rank > _COLLAPSED
+    yield is_spread, "not collapsed", f"{after.status}, effective rank {rank:.1f}"
     for score in before.scores:
         if score.name == "linear_top1" and score.split == "test":
             value = after.score(score.name, "test") or 0.0

@@ -52,7 +52,8 @@ def resolve(runtime: Runtime) -> Compute:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise RegbenchError(
-                "runtime.device=cuda but torch sees no GPU here; use runtime.device=cpu"
+                "torch can use no GPU here (regbench doctor says more); to compute on the CPU give "
+                "runtime.device=cpu"
             )
         # A job step may show each of its processes one GPU only.
         index = local_rank if torch.cuda.device_count() > 1 else 0
@@ -61,8 +62,8 @@ def resolve(runtime: Runtime) -> Compute:
             raise RegbenchError(f"{what}; start fewer")
         if runtime.compile and world_size > 1:
             raise RegbenchError(
-                "runtime.compile=true: torch.compile stops at each BN layer of a network that is "
-                "shared by several GPUs, and compiles next to nothing; set it to false"
+                "runtime.compile=true: with several GPUs torch.compile stops at each BN layer and "
+                "compiles next to nothing; set it to false"
             )
         torch.cuda.set_device(index)
         device = f"cuda:{index}"

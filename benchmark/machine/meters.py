@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import os
 import resource
 import time
@@ -224,14 +225,16 @@ class EnergyMeter:
         self._used_joules.setdefault(kind, 0.0)
 
     def read_joules(self) -> dict[str, float]:
-        """Return the energy so far by kind.
+        """Return the energy so far by kind; NaN of a kind whose counter was lost.
 
         Call it more often than a counter wraps around, such as every minute.
         """
         for kind, used in self._counters:
-            # A container may lose a counter while it runs: a training goes on without it.
-            with contextlib.suppress(OSError, pynvml.NVMLError):
+            # A container may lose a counter while it runs: a training goes on, its energy unknown.
+            try:
                 self._used_joules[kind] += used()
+            except (OSError, pynvml.NVMLError):
+                self._used_joules[kind] = math.nan
         return dict(self._used_joules)
 
 

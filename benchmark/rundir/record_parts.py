@@ -126,6 +126,7 @@ class PastAttempt:
 
 def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a history's row that can be averaged, by name."""
-    # `type`, because True is an int.
-    numbers = {name: value for name, value in row.items() if type(value) in (int, float)}
-    return {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST}
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    found = {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST}
+    # To Python, True is an int.
+    return {name: value for name, value in found.items() if not isinstance(row[name], bool)}

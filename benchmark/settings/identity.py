@@ -7,7 +7,7 @@ from typing import Any
 
 from regbench.files import digest
 
-_CENTRE_CROPS = {"knn", "probe", "factors", "latents", "voc07", "places205", "labels1", "labels10"}
+_UNAUGMENTED = {"knn", "probe", "factors", "latents", "voc07", "places205", "labels1", "labels10"}
 """Evaluations whose scores do not depend on the augmentation of pretraining."""
 
 
@@ -33,7 +33,7 @@ def cell_id(cell: Mapping[str, Any]) -> str:
     if deciding.get("epochs") == 0:
         for name in ("method", "optimizer"):
             deciding.pop(name, None)
-        if _CENTRE_CROPS.issuperset(deciding.get("evaluation", {}).get("protocols", ())):
+        if _UNAUGMENTED.issuperset(deciding.get("evaluation", {}).get("protocols", ())):
             deciding.pop("augmentation", None)
     # Labels replace the method, and logits replace the embeddings.
     if deciding.get("baseline") in ("supervised", "supcon"):

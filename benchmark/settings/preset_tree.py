@@ -77,7 +77,7 @@ def preset_tree(chosen: Presets, own: OwnPresets) -> Tree:
 @depends_on_plug_ins
 @functools.cache
 def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
-    own_files = []
+    own_files = {}
     for group, name in chosen:
         of_user = {path.stem for path, *_ in own if path.parent.name == group}
         known = of_user | {*preset_files(group)}
@@ -86,14 +86,16 @@ def _preset_json(chosen: Presets, own: OwnPresets) -> bytes:
         own_file = config_folder() / group / f"{name}.yaml"
         if own_file.is_file():
             read_yaml(own_file)  # which refuses more clearly than Hydra
-            own_files.append(str(own_file))
+            own_files[f"{group}/{name}"] = str(own_file)
     groups = [f"{group}={name}" for group, name in chosen]
     try:
         data = _from_hydra(groups)
     # Hydra documents no list of what it raises for a file that holds something else.
     except Exception as error:
-        where = " ".join(own_files or groups)
-        raise RegbenchError(f"{where} cannot be used: {first_line(error)}") from error
+        said = first_line(error)
+        wrong = [file for preset, file in own_files.items() if preset in said]
+        where = " or ".join(wrong or own_files.values()) or " ".join(groups)
+        raise RegbenchError(f"{where} cannot be used: {said}") from error
     return orjson.dumps(_with_defaults(data))
 
 

@@ -42,7 +42,8 @@ class Runtime:
             other work, as many as it has CPUs beside a GPU and in a Slurm job.
         loss_form: Form that the loss is computed in: "auto" (the cheapest), "gram", "covariance",
             "powers" or "textbook" (the published formula under plain autograd).
-        compile: Whether torch.compile builds the network and the kernels of losses over pairs.
+        compile: Whether torch.compile builds the network and the kernels of losses over pairs; not
+            with several GPUs.
         checkpoint_minutes: Minutes between checkpoints.
         checkpoint_epochs: Epochs between checkpoints; whichever comes first.
         lease_s: Seconds without a sign of life after which another process may take over a run.

@@ -99,8 +99,10 @@ class Journal:
             Diverged: If a loss or an embedding is not finite, or the embeddings have collapsed.
         """
         cell, progress = self._cell, self._progress
-        loss = self._add_losses(steps_per_epoch)  # waits until a GPU has done all steps
-        progress.epoch_s = time.perf_counter() - self._epoch_began_s
+        try:
+            loss = self._add_losses(steps_per_epoch)  # waits until a GPU has done all steps
+        finally:
+            progress.epoch_s = time.perf_counter() - self._epoch_began_s
         spread = feature_spread(self._gather(self._views_NQ[0]))
         # While the rate still rises, the embeddings of a sound run may lie close together for a
         # while.

@@ -174,7 +174,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
     `scores/NAME_SPLIT`.
     """
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-    del numbers["epoch"]
+    numbers.pop("epoch", None)
     numbers |= {f"terms/{name}": value for name, value in row.get("terms", {}).items()}
     for score in row.get("scores", ()):
         numbers[f"scores/{score['name']}_{score['split']}"] = score["value"]

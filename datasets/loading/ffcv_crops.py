@@ -184,9 +184,9 @@ class FfcvCrops:
         count = len(indices)
         numbers = count * self._shape.numbers_per_image
         # Each batch has new memory, so that the receiver may keep it.
-        crops_bytes, pins = numbers * (not self.finishes), self._pin_memory
-        crops = torch.empty(crops_bytes, dtype=torch.uint8, pin_memory=pins)
-        finished = torch.empty(numbers * self.finishes, dtype=torch.float32)
+        kept = 0 if self.finishes else numbers
+        crops = torch.empty(kept, dtype=torch.uint8, pin_memory=self._pin_memory)
+        finished = torch.empty(numbers - kept, dtype=torch.float32)
         out = (crops.numpy(), finished.numpy())
         where = (file, self._beton.start, self._beton.size, self._image_shapes)
         box = boxes(indices)

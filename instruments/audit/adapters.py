@@ -76,10 +76,9 @@ def libraries() -> dict[str, dict[str, Target]]:
     for library, losses in read_yaml(Path(__file__).with_name("adapters.yaml")).items():
         found[library] = {}
         for loss, given in losses.items():
-            call, views = given.pop("call", "arguments"), tuple(given.pop("views", (2,)))
-            found[library][loss] = Target(
-                name=f"{library}:{loss}", call=_CALLS.get(call, call), views=views, **given
-            )
+            call = given.get("call", "arguments")
+            how = {**given, "call": _CALLS.get(call, call), "views": tuple(given.get("views", [2]))}
+            found[library][loss] = Target(name=f"{library}:{loss}", **how)
     return found
 
 

@@ -248,6 +248,7 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
     if not records:
         raise ValueError("it holds no record")
     ordered = tuple(records[identity] for identity in sorted(records))
-    own = [replace(each, path=each.path.relative_to(folder)) for each in choices.good.values()]
-    of_sha256 = {choice.sha256: choice for choice in own}
+    good = choices.good.values()
+    inside_it = [replace(choice, path=choice.path.relative_to(folder)) for choice in good]
+    of_sha256 = {choice.sha256: choice for choice in inside_it}
     return Bundle(path, sha256, ordered, of_sha256, histories, frozenset(weights), frozenset(later))

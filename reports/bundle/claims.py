@@ -43,10 +43,9 @@ def claim_misfits(bundle: Bundle) -> list[str]:
     each choice is the best of its candidates and of its ranking, that the ranking's values are
     those of records in the bundle, and that all methods of a tuning had the same budget; that a
     score has the same unit everywhere, no record has it twice, and none that diverged has one; that
-    no top-1 is above its top-5; that all seeds of a configuration have the same test scores; that
-    costs and steps are those
-    of the histories; that no run stands for two cells; that all records of a data set saw the same
-    images.
+    no top-1 is above its top-5; that no seed lacks a test score that others of its configuration
+    have; that costs and steps are those of the histories; that no run stands for two cells; that
+    all records of a data set saw the same images.
     """
     configurations: dict[str, list[Record]] = defaultdict(list)
     for record in bundle.records:

@@ -81,8 +81,8 @@ def read_records(folder: Path | Sequence[Path]) -> Records:
     found, choices = find_runs(folders), TuningChoices()
     # Choices are read before the records, so that a damaged one is named even if no record refers
     # to it.
-    read = [choices.read(sweep / TUNING_CHOICE) for sweep in found.sweeps]
-    skipped = [choice for choice in read if isinstance(choice, Misfit)]
+    of_sweeps = [choices.read(sweep / TUNING_CHOICE) for sweep in found.sweeps]
+    skipped = [choice for choice in of_sweeps if isinstance(choice, Misfit)]
     runs = [run for run in found.runs if run.record is not None]
     for run in tqdm(runs, desc="records", unit="", leave=False, disable=None):
         judged = judge(run, choices)

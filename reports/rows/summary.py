@@ -89,7 +89,10 @@ class Configuration:
 
     @property
     def failed(self) -> bool:
-        """Whether a tuning chose it, and any of its final runs diverged."""
+        """Whether a tuning chose it, and any of its final runs diverged.
+
+        Diverged records of early checkouts do not name the choice.
+        """
         return any(r.status == "diverged" and r.choice for r in self.records)
 
     @functools.cached_property

@@ -159,7 +159,8 @@ def test_scores_are_those_of_scikit_learn(probed: Probed) -> None:
     for name in ("train", "test"):
         split = split_of(subject, name)
         everything = np.arange(len(split))
-        ((content[name], style[name]),) = pairs = split.latents(0, 0, everything, [2])
+        pairs = split.latents(0, 0, everything, [2])
+        content[name], style[name] = pairs[0]
         x[name] = split.observations(pairs)[0].flatten(1) @ weight_DX.T
     chosen = subject.choices.entries["latents_penalties_representation"]["chosen"]
     for target, truth in (("content", content), ("style", style)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 import resource
 import subprocess
@@ -22,7 +23,9 @@ from regbench.benchmark.machine import description as machine
 from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.machine.description import environment
 from regbench.benchmark.machine.meters import EnergyMeter, PeakMemory, Stopwatch, peak_extra_bytes
+from regbench.benchmark.scoring import cost_of
 from regbench.benchmark.settings.runtime import Runtime
+from regbench.benchmark.training.run_progress import Progress
 
 CPU = torch.device("cpu")
 
@@ -157,6 +160,16 @@ def test_energy_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert EnergyMeter(CPU, tmp_path).read_joules() == {}
     assert EnergyMeter(CPU, tmp_path / "none").read_joules() == {}
+
+
+def test_energy_is_unknown_once_a_counter_was_lost(tmp_path: Path) -> None:
+    rapl(tmp_path, 0, 100.0)
+    meter = EnergyMeter(CPU, tmp_path)
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    lost = meter.read_joules()
+    rapl(tmp_path, 0, 130.0)
+    assert math.isnan(lost["cpu"]) and math.isnan(meter.read_joules()["cpu"])
+    assert cost_of(Progress(energy_joules=lost), 0.0).energy_cpu_joules is None
 
 
 def test_runs_that_share_a_gpu_share_its_energy(

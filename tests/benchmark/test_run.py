@@ -663,6 +663,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(
     assert (what["epoch"], what["step"], what["last_good"]["step"]) == (1, 3, 2)
     assert math.isfinite(what["last_good"]["loss"])
     assert (record.cost.train_s or 0) > 0
+    # Time counts though the loss is looked at for the first time.
+    monkeypatch.setattr(loop, "LOGGING_STEPS", 50)
+    assert (finish(cell, runtime, "unseen").cost.train_s or 0) > 0
     assert finish(cell, runtime, "here").sha256 == record.sha256  # a result: not tried again
 
 

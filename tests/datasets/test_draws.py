@@ -93,7 +93,13 @@ def test_boxes_fall_back_to_the_centre_as_torchvision_does(height: int, width: i
 def test_photometric_draws_follow_the_config() -> None:
     config = ViewConfig()
     n = 20_000
-    chain = chains(draws.keys(5, 2, np.arange(n), draws.PHOTOMETRIC), config, 3)
+    key = draws.keys(5, 2, np.arange(n), draws.PHOTOMETRIC)
+    chain = chains(key, config, 3)
+    # Each number has its use: another one would change the images of a seed.
+    u = draws.uniforms(key, 0, 13)
+    assert np.array_equal(chain["order"][u[:, 0] < 0.8], np.argsort(u[u[:, 0] < 0.8, 5:9], axis=1))
+    for name, column, p in (("grayscale", 9, 0.2), ("sigma", 10, 0.1)):
+        assert np.array_equal(chain[name] > 0, u[:, column] < p)
     jittered, blurred = chain["order"][:, 0] >= 0, chain["sigma"] > 0
     solarized = chain["threshold"] == config.solarize_threshold
     chosen = [jittered, chain["grayscale"], blurred, solarized]
