@@ -127,10 +127,8 @@ def _submit_array(
         if before:
             # In an array each job waits for the job of the same number.
             dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
-        place, used = cluster.at(names[0]), runtime
-        # A job with GPUs must not train on its CPUs if torch cannot use them.
-        if place.gpus and runtime.device == "auto":
-            used = replace(runtime, device="cuda")
+        place = cluster.at(names[0])
+        used = runtime.with_gpus() if place.gpus else runtime
         executor = _executor(place, folder, dependency, name)
         try:
             same = repeat(used), repeat(folder.name), repeat(names)

@@ -130,9 +130,8 @@ def run_local_job(
         gpu: Number or UUID of the only GPU that the run sees; empty: none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything initialises CUDA
-    # A run with a GPU must not train on the CPU if torch cannot use it.
-    if gpu and runtime.device == "auto":
-        runtime = replace(runtime, device="cuda")
+    if gpu:
+        runtime = runtime.with_gpus()
     # The output goes to a file.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     interruption = Interruption()

@@ -139,10 +139,13 @@ class Challenge:
                 f"{self.folder}: the settings of the shipped rows are not those of this version's "
                 "track"
             )
+        # Further seeds, of whatever call, would be chosen by their scores.
+        records = [record for record in own.records if record.seed in self.tuning.final_seeds]
+        challenger = replace(own, records=tuple(records))
         name = summary.headline
-        if own.diverged or name is None:
+        if challenger.diverged or name is None:
             raise RegbenchError(
-                f"{self.label} diverged with {own.diverged} of its seeds, and has no place; "
+                f"{self.label} diverged with {challenger.diverged} of its seeds, and has no place; "
                 f"{self.folder}"
             )
         repeated = any(row.repeated for row in summary.rows)
@@ -166,9 +169,7 @@ class Challenge:
                     f"{record.label} diverged here, and not where the rows are from; {self.folder}"
                 )
             shifts.append(now - before)
-        # Further seeds, of whatever call, would be chosen by their scores.
-        of_seeds = own.by_unit(name).items()
-        scores = [score for seed, score in of_seeds if seed in self.tuning.final_seeds]
+        scores = list(challenger.by_unit(name).values())
         found = verdicts(scores, trained, untrained, shifts, of_searches=repeated)
         return Placing(
             label=self.label,
@@ -177,12 +178,12 @@ class Challenge:
             verdicts=tuple(found),
             rivals=tuple(trained),
             shifts=tuple(shifts),
-            share=summary.share(own, name),
+            share=summary.share(challenger, name),
             measured={
-                "effective rank": (own.at_end("effective_rank"), ""),
-                "alignment": (own.at_end("alignment"), ""),
-                "step": (own.cost("step_ms"), " ms"),
-                "of it the loss": (own.cost("loss_ms"), " ms"),
+                "effective rank": (challenger.at_end("effective_rank"), ""),
+                "alignment": (challenger.at_end("alignment"), ""),
+                "step": (challenger.cost("step_ms"), " ms"),
+                "of it the loss": (challenger.cost("loss_ms"), " ms"),
             },
             page=self.folder / "report" / "index.html",
             bundle=self.folder / f"{self.folder.name}{SUFFIX}",

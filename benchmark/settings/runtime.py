@@ -84,6 +84,12 @@ class Runtime:
             if folder.startswith("~"):
                 raise RegbenchError(f"runtime.{name}={folder}: no shell reads ~ here; write it out")
 
+    def with_gpus(self) -> Runtime:
+        """Return the settings of a run that is given GPUs: if torch cannot use them, "auto" must
+        not train on the CPU.
+        """
+        return replace(self, device="cuda") if self.device == "auto" else self
+
 
 @settings
 class Cluster:
