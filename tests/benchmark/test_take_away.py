@@ -244,41 +244,44 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
         regbench.embed(directory, folder, out, epochs=3)
 
 
-def embed_and_die(arguments: tuple[Path, Path, Path], settings: list[str], parts: int) -> None:
-    """Embed in parts of seven images; a kill comes after some parts, or never."""
-    embed.PART = 7
-    table = embed._Embedder.table
+def count_parts(arguments: tuple[Path, Path, Path], settings: list[str], most: int) -> int:
+    """Embed in parts of seven images, and return the number of parts that were computed; a kill
+    comes before the one after `most` parts.
+    """
     done = 0
 
-    def dying(self: Any, files: Any) -> Any:
-        nonlocal done
-        if files and done == parts:
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += bool(files)
-        return table(self, files)
+    class Counted(embed._Embedder):
+        def table(self, files: Any) -> Any:
+            nonlocal done
+            if files and done == most:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += bool(files)
+            return super().table(files)
 
-    embed._Embedder.table = dying  # type: ignore[method-assign]
-    regbench.embed(*arguments, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embed, "PART", 7)
+        patch.setattr(embed, "_Embedder", Counted)
+        regbench.embed(*arguments, settings)
+    return done
 
 
 def test_embed_goes_on_after_a_kill_to_the_same_file(
     directory: Path, shared: list[str], folder: Path, tmp_path: Path
 ) -> None:
     spawned = multiprocessing.get_context("spawn")
-    found = []
-    # 31 files are five parts: a kill after two, then the rest, in which two parts are not repeated.
-    # Parts of the network before are of no use.
-    first = trained(shared, "seed=1")
-    for out, limits in (("killed", (2, 3)), ("whole", (5,)), ("other", (2, 5))):
-        path = tmp_path / f"{out}.parquet"
-        for limit in limits:
-            network = first if (out, limit) == ("other", 2) else directory
-            arguments = ((network, folder, path), own(shared), limit)
-            process = spawned.Process(target=embed_and_die, args=arguments)
+    computed, found = [], []
+    # 31 files are five parts. After a kill, two are not repeated, but for those of another network.
+    for out, before in (("a", directory), ("b", None), ("c", trained(shared, "seed=1"))):
+        path, settings = tmp_path / f"{out}.parquet", own(shared)
+        if before is not None:
+            arguments = ((before, folder, path), settings, 2)
+            process = spawned.Process(target=count_parts, args=arguments)
             process.start()
             process.join()
-        assert process.exitcode == 0
+            assert process.exitcode == -signal.SIGKILL
+        computed.append(count_parts((directory, folder, path), settings, 6))
         found.append(path.read_bytes())
+    assert computed == [3, 5, 5]
     assert found[0] == found[1] == found[2]
     assert not list(tmp_path.glob(".*"))
 
