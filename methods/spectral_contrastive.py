@@ -50,6 +50,7 @@ class SpectralContrastive(Regularizer):
     )
     # `gram`, streamed over panels of the Gram matrix of the two views.
     forms = ("textbook", "gram")
+    revision = 2  # 1 took embeddings within the ball for clipped ones, for some mu
     space: ClassVar[Space] = {"mu": Range(0.3, 300, balances=True)}
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
@@ -69,9 +70,8 @@ class SpectralContrastive(Regularizer):
 
     def _factors(self, z_NQ: Tensor) -> Tensor:
         radius = self.mu**0.5
-        # Embeddings within the ball keep their length: their factor is 1.
-        factor_N: Tensor = radius / torch.linalg.vector_norm(z_NQ, dim=1).clamp_min(radius)
-        return factor_N
+        # Embeddings within the ball keep their length: their factor is 1, and not a rounding below.
+        return (torch.linalg.vector_norm(z_NQ, dim=1) / radius).clamp_min(1).reciprocal()
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

@@ -140,7 +140,9 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
             if chosen is not None:
                 choices.append(chosen)
     if not choices:
-        raise RegbenchError(f"every cell of {folder} diverged: there is nothing to choose from")
+        raise RegbenchError(
+            f"every cell of {folder} that was trained to the end diverged: there is nothing to choose from"
+        )
     made = TuningChoice(
         selected_on=cells[0].evaluation.select_on,
         score=selection_name(cells[0].evaluation.select_by),

@@ -251,8 +251,11 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
             # replay.
             best_first = sorted(trained, key=lambda trial: trial.score or 0.0, reverse=True)
             alive = [trial.values for trial in best_first]
+        # What diverges in the end is no place to look closer, however good it was before.
+        diverged = [trial.values for trial in tried if trial.score == _DIVERGED]
+        kept = [trial for trial in tried if trial.values not in diverged] or tried
         # Scores after fewer epochs are not comparable.
-        best = max(tried, key=lambda trial: (trial.epochs, trial.score))
+        best = max(kept, key=lambda trial: (trial.epochs, trial.score))
         for key, each in search.space.items():
             box[key] = _next_range(each, box[key], key, best, tried)
 

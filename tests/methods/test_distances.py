@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regbench import methods
+from regbench.instruments import conformance
 from regbench.methods import Engine
 from regbench.methods.forms.slicing import random_directions, standard_normal
 from tests.methods.forms import Array, Operations, as_an_engine_draws, draw, terms_of, unit
@@ -32,6 +33,13 @@ def test_spectral_contrastive(n: int, q: int, mu: float) -> None:
         "attraction": pytest.approx(-2 * positive / mu, rel=1e-10),
         "repulsion": pytest.approx(negative / mu, rel=1e-10),
     }
+
+
+@pytest.mark.parametrize("mu", [15.0, 30.0, 60.0, 300.0])
+def test_embeddings_within_the_ball_are_not_clipped_in_any_form(mu: float) -> None:
+    """With these radii, the radius divided by itself is less than 1 in torch."""
+    error, where = conformance.forms(methods.build("spectral_contrastive", mu=mu))
+    assert error < 1e-10, where
 
 
 @sizes
