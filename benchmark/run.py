@@ -20,7 +20,7 @@ from regbench.benchmark.backbones.weights import load_backbone
 from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.subject import selection_splits
 from regbench.benchmark.machine.compute import Compute, resolve
-from regbench.benchmark.machine.description import environment
+from regbench.benchmark.machine.description import environment, one_after_another
 from regbench.benchmark.rundir.checkpoint import Damaged, load_checkpoint, read_saved
 from regbench.benchmark.rundir.choice import GIVEN
 from regbench.benchmark.rundir.directory import read_numbered, write_config
@@ -218,13 +218,17 @@ def evaluate_directory(
     # With changed settings, scores that are already written are neither read nor replaced.
     changed = [override for override in overrides if override.startswith("evaluation.")]
     record, new = read_record(directory), set()
+    compute = resolve(runtime)
     if record is not None and record.status == "done":
-        new = set(cell.evaluation.protocols) - set(own.evaluation.protocols)
+        here = scoring.images_record(Manifest.load(compute.data_dir, own.dataset)).content_sha256
+        if record.data.content_sha256.items() <= here.items():
+            new = set(cell.evaluation.protocols) - set(own.evaluation.protocols)
+        else:
+            log.warning("%s saw other images of %s than these", directory, own.dataset.name)
     names = list(cell.evaluation.protocols)
     # The score that hyperparameters are selected by is kNN's unless the cell says otherwise.
     if not only or "knn" in only:
         names.insert(0, scoring.SELECTION)
-    compute = resolve(runtime)
     network = build_network(own, compute.device, final_state(directory, own))
     scores: list[Score] = []
     # The run's own files stay as they are: choices are written into a folder that is removed
@@ -355,6 +359,7 @@ class _Run:
         refuse_name("the folder of runs", self.sweep)
         runs_dir = Path(self.compute.runtime.runs_dir)
         self.directory = runs_dir / self.sweep / cell_id(self.plain)
+        self.surroundings: dict[str, Any] = {}
 
     def begin(self, attempt: Attempt) -> None:
         """Write down what the run is made of.
@@ -366,11 +371,7 @@ class _Run:
         self.manifest = _refuse_unfit(cell, self.compute.data_dir)
         images = scoring.images_record(self.manifest).content_sha256
         before = read_numbered(self.directory, "environment.json")
-        if before.get("content_sha256", images) != images:
-            raise RegbenchError(
-                f"{self.directory} was begun with other images of {cell.dataset.name!r}: remove "
-                "this folder, or give the sweep another name"
-            )
+        self._refuse_others(images, before.get("content_sha256", images))
         if cell.evaluation.while_training and cell.evaluation.select_on == "test":
             # Such evaluations read the test split, which opens only after the choice.
             scoring.note_choice(attempt, cell, self.how_chosen)
@@ -392,7 +393,15 @@ class _Run:
         if attempt is not None:
             attempt.update(stage="pretrain")
         try:
-            trained = train(self.cell, self.compute, self.directory, world, attempt, interruption)
+            trained = train(
+                self.cell,
+                self.compute,
+                self.directory,
+                world,
+                attempt,
+                interruption,
+                dict(self.surroundings),
+            )
         except Diverged as error:
             if attempt is not None:
                 self._end_diverged(attempt, error)
@@ -468,6 +477,13 @@ class _Run:
             parts["checkpoint"] = trained.checkpoint
         self._write_record(attempt, status, progress, evaluate_s, **parts)
 
+    def _refuse_others(self, images: Mapping[str, str], begun_with: Mapping[str, str]) -> None:
+        if images != begun_with:
+            raise RegbenchError(
+                f"{self.directory} was begun with other images of {self.cell.dataset.name!r}: "
+                "remove this folder, or give the sweep another name"
+            )
+
     def _end_diverged(self, attempt: Attempt, error: Diverged) -> None:
         log.warning("%s", error)
         attempt.update(outcome="diverged", detail=str(error))
@@ -485,11 +501,17 @@ class _Run:
         evaluate_s: float,
         **parts: Any,
     ) -> None:
+        data = scoring.images_record(self.manifest)
+        # Somebody may have prepared the data set anew while this ran.
+        now = scoring.images_record(Manifest.load(self.compute.data_dir, self.cell.dataset))
+        self._refuse_others(now.content_sha256, data.content_sha256)
         method, cost, world_size = self.cell.method, Cost(evaluate_s=evaluate_s), 1
+        surroundings = [self.surroundings]
         # The record takes its attempts from their files, so this one's must be up to date.
         attempt.beat()
         if progress is not None:
             cost, world_size = scoring.cost_of(progress, evaluate_s), progress.world_size
+            surroundings = [*progress.surroundings, self.surroundings]
             parts["metrics"] = write_metrics(attempt, progress)
             parts["spectrum"] = kernel_spectrum(method, self.cell.embedding_dim, SPECTRUM_ORDER)
             metadata = asdict(method.metadata).items()
@@ -504,8 +526,8 @@ class _Run:
             status=status,
             cell=dict(self.plain),
             cost=cost,
-            environment={**self.surroundings, "world_size": world_size},
-            data=scoring.images_record(self.manifest),
+            environment={**one_after_another(surroundings), "world_size": world_size},
+            data=data,
             attempts=scoring.past_attempts(self.directory),
             command=shlex.join(self.command or again),
             **parts,

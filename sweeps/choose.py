@@ -141,7 +141,8 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
                 choices.append(chosen)
     if not choices:
         raise RegbenchError(
-            f"every cell of {folder} that was trained to the end diverged: there is nothing to choose from"
+            f"every cell of {folder} that was trained to the end diverged: there is nothing to "
+            "choose from"
         )
     made = TuningChoice(
         selected_on=cells[0].evaluation.select_on,

@@ -5,16 +5,20 @@ The caller hands in what runs the cells: processes of this machine, or Slurm.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from regbench.benchmark.rundir.record import read_tuned
+from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.overrides import refuse_more
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
 from regbench.benchmark.training.sinks import require_sinks
+from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare_all
 from regbench.errors import RegbenchError
 from regbench.sweeps import tune
@@ -148,3 +152,25 @@ def _prepare(grid: Sweep, *, oversized: bool) -> None:
         require_sinks(grid.runtime.sinks)
     datasets = itertools.chain(*(cell.datasets for cell in grid.cells))
     prepare_all(datasets, Path(grid.runtime.data_dir))
+    _refuse_other_images(grid)
+
+
+def _refuse_other_images(grid: Sweep) -> None:
+    """Refuse to add cells to finished ones that saw other images of their data set."""
+    compared = set()
+    for cell in grid.cells:
+        name, directory = cell.dataset.name, grid.folder / cell.id
+        record = None
+        if name not in compared:
+            # A damaged record is a state of its cell.
+            with contextlib.suppress(RegbenchError):
+                record = read_tuned(directory)
+        if record is not None:
+            compared.add(name)
+            manifest = Manifest.load(Path(grid.runtime.data_dir), cell.dataset)
+            here = images_record(manifest).content_sha256
+            if not record.data.content_sha256.items() <= here.items():
+                raise RegbenchError(
+                    f"{directory} is finished, with other images of {name!r} than are prepared "
+                    "now: give the sweep another name, or remove its folder"
+                )

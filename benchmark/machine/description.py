@@ -8,11 +8,15 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import threadpoolctl
 import torch
+
+THEN = ", then "
+"""What stands between two surroundings of a run, such as of its training and its evaluation."""
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -41,6 +45,22 @@ def environment(device: torch.device) -> dict[str, Any]:
         # See `regbench.benchmark.machine.bf16`.
         "bf16_products": "torch" if device.type != "cpu" or has_fast_bf16() else "float32",
         "tf32": torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+def one_after_another(descriptions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what describes a run that went on in other surroundings: "A, then B" where these
+    differ.
+    """
+    found: dict[str, list[Any]] = {}
+    for description in descriptions:
+        for name, value in description.items():
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return {
+        name: values[0] if len(values) == 1 else THEN.join(map(str, values))
+        for name, values in found.items()
     }
 
 

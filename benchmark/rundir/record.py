@@ -202,7 +202,8 @@ class Record(SignedFile):
         spectrum: Coefficients b_0, b_1, ... of the kernel's expansion in spherical harmonics; None
             without a kernel.
         diverged: The place and reason of a divergence, if there was one.
-        environment: Hardware, versions, loader and the like.
+        environment: Hardware, versions, loader and the like of training and evaluation: "A, then B"
+            where a run went on in other surroundings.
         attempts: The attempts that led to the record.
         command: The command that runs the cell again.
         metrics: The history of the training; None where no epoch was finished.

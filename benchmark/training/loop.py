@@ -72,6 +72,7 @@ def train(
     world: World,
     attempt: Attempt | None,
     interruption: Interruption,
+    surroundings: dict[str, Any],
 ) -> Trained:
     """Train a cell to the end, from its last checkpoint if it has one.
 
@@ -79,7 +80,8 @@ def train(
     of threads on a CPU it ends with the same weights to the bit, since every random number depends
     on the seed and the step alone.
 
-    Only the first rank has the attempt, which is the right to write into the run directory.
+    Only the first rank has the attempt, which is the right to write into the run directory, and
+    `surroundings`, which describe its machine and versions.
 
     Raises:
         Diverged: If the loss is not finite or the embeddings collapse.
@@ -87,7 +89,7 @@ def train(
         LeaseLost: If another process has taken over the run.
         RegbenchError: If the data set or batch size is refused.
     """
-    return _Training(cell, compute, directory, world, attempt, interruption).run()
+    return _Training(cell, compute, directory, world, attempt, interruption, surroundings).run()
 
 
 @dataclass(eq=False)
@@ -98,6 +100,7 @@ class _Training:
     world: World
     attempt: Attempt | None
     interruption: Interruption
+    surroundings: dict[str, Any]
 
     def __post_init__(self) -> None:
         cell, compute, world, attempt = self.cell, self.compute, self.world, self.attempt
@@ -167,6 +170,8 @@ class _Training:
                 with self.interruption.deferred():
                     self._end_epoch(0, is_due=True)
             if len(progress.history) < cell.epochs:
+                if self.surroundings not in progress.surroundings:
+                    progress.surroundings.append(self.surroundings)
                 loading = build_loader(cell, self.compute, self.world)
                 with loading as loader, self.interruption.deferred():
                     self._train(loader)

@@ -28,6 +28,7 @@ class Progress:
         checkpoint_s: Seconds spent on checkpoints.
         monitor_s: Seconds spent on evaluations while training.
         world_size: Processes that train.
+        surroundings: Descriptions of machine and versions that have trained, the first one first.
         energy_joules: Energy of all ranks, by kind; see `EnergyMeter`.
         peak_memory_bytes: Peak of the rank that needed most, over all attempts.
         peak_reserved_bytes: The same peak of what the allocator held.
@@ -44,6 +45,7 @@ class Progress:
     checkpoint_s: float = 0.0
     monitor_s: float = 0.0
     world_size: int = 1
+    surroundings: list[dict[str, Any]] = field(default_factory=list)
     energy_joules: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     peak_reserved_bytes: int = 0

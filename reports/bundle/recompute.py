@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.machine.compute import resolve
-from regbench.benchmark.machine.description import environment
+from regbench.benchmark.machine.description import THEN, environment
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
@@ -106,7 +106,12 @@ def recompute(
     said = record.environment
     # Threads and loader decide the last bits of sums and of images.
     deciding = ("threads", "loader", "loss_form", "compile")
-    own = [f"runtime.{name}={said[name]}" for name in deciding if name in said]
+    # Where a run went on with other settings, no single one is right.
+    own = [
+        f"runtime.{name}={said[name]}"
+        for name in deciding
+        if name in said and THEN not in str(said[name])
+    ]
     own += overrides
     cell, runtime = load_config(folder / "config.yaml", own)
     compute = resolve(runtime)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regbench.benchmark import run as run_module
+from regbench.benchmark import scoring
 from regbench.benchmark.evaluate.features import Encoder
 from regbench.benchmark.evaluate.knn import KNN
 from regbench.benchmark.evaluate.linear import LinearProbe
@@ -445,11 +446,16 @@ def test_stages_one_at_a_time_give_what_all_at_once_give(
     with is_refused(NOT_TRAINED):
         run_cell(cell, runtime, "staged", ["tune"])
     for stage in ("pretrain", "tune"):
+        here = {**environment(torch.device("cpu")), "hardware": f"the machine of {stage}"}
+        monkeypatch.setattr(run_module, "environment", lambda device, here=here: here)
         assert run_cell(cell, runtime, "staged", [stage]) is None
     scores = read_numbered(run_directory(runtime, "staged", cell), "scores.json")
     splits = {score["split"] for entry in scores["done"].values() for score in entry["scores"]}
     assert splits == {"tuning"}  # the test split is not opened before the last stage
-    assert_same(there(run_cell(cell, runtime, "staged", ["final"])), undisturbed.record)
+    record = there(run_cell(cell, runtime, "staged", ["final"]))
+    assert_same(record, undisturbed.record)
+    assert record.environment["hardware"] == "the machine of pretrain, then the machine of tune"
+    assert record.environment["torch"] == undisturbed.record.environment["torch"]
     assert set(as_trained) == {True}
 
 
@@ -482,19 +488,38 @@ def test_scores_of_other_weights_are_not_taken_up(
 
 
 def test_a_run_does_not_go_on_with_other_images(
-    tiny: list[str], tiny_data_dir: Path, tmp_path: Path
+    tiny: list[str],
+    tiny_data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Nor are images that were prepared anew meanwhile scored for it."""
     data_dir = tmp_path / "data"
     shutil.copytree(tiny_data_dir, data_dir)
     cell, runtime = load([*tiny, f"runtime.data_dir={data_dir}"], "method=vicreg")
-    assert run_cell(cell, runtime, "here", ("pretrain", "tune")) is None
     manifest = Manifest.load(data_dir, cell.dataset)
     splits = manifest.splits | {"test": {**manifest.splits["test"], "content_sha256": "0" * 64}}
-    replace(manifest, splits=splits).save(data_dir)
-    with is_refused("was begun with other images of 'tiny': remove"):
+    other, score = replace(manifest, splits=splits), scoring.score
+
+    def score_late(*arguments: Any) -> Any:
+        other.save(data_dir)
+        return score(*arguments)
+
+    refusal = "was begun with other images of 'tiny': remove"
+    monkeypatch.setattr(scoring, "score", score_late)
+    with is_refused(refusal):
+        run_cell(cell, runtime, "here", ("pretrain", "tune"))
+    monkeypatch.undo()
+    with is_refused(refusal):
         finish(cell, runtime, "here")
     manifest.save(data_dir)
     assert finish(cell, runtime, "here").status == "done"
+    other.save(data_dir)
+    directory = run_directory(runtime, "here", cell)
+    assert evaluate_directory(directory, [f"runtime.data_dir={data_dir}"], ["retrieval"])
+    assert not (directory / "evaluations").exists()
+    assert "saw other images of tiny than these" in caplog.text
 
 
 def test_a_failed_evaluation_does_not_train_again(

@@ -33,6 +33,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
 from regbench.benchmark.settings.sweep import load_run, load_sweep
+from regbench.datasets.stored.manifest import Manifest
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.run import Unfinished, refuse_unfinished
 from regbench.sweeps.status import CellJobs, Job, duration, status_table, sweep_status, write_plan
@@ -501,7 +502,10 @@ def written_ns(directory: Path) -> int:
 
 
 def test_a_sweep_from_end_to_end(
-    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own: Sweep,
+    tiny_data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "regbench")
     monkeypatch.chdir(own.folder)
@@ -526,6 +530,13 @@ def test_a_sweep_from_end_to_end(
     assert "VICReg" in second.stdout
     assert "VICReg" in Path(re.findall(r"report: (\S+)", second.stdout)[0]).read_text()
     assert written_ns(own.directory(*good.split())) == before_ns
+
+    data_dir = shutil.copytree(tiny_data_dir, own.folder / "data")
+    manifest = Manifest.load(data_dir, "tiny")
+    splits = manifest.splits | {"test": {**manifest.splits["test"], "content_sha256": "0" * 64}}
+    replace(manifest, splits=splits).save(data_dir)
+    other = command_line(*command, f"runtime.data_dir={data_dir}")
+    assert "is finished, with other images of 'tiny' than are prepared now" in other.stderr
 
     status = command_line("status", "own", "--runs-dir", "runs").output
     rows = [line.split() for line in status.splitlines()[2:-2]]
