@@ -46,7 +46,7 @@ class KernelContrastive(Regularizer):
       positive pairs' term has no lower bound then.
 
     k = K, but without the ½ for `log`. Where two embeddings coincide a Riesz kernel has no
-    derivative; it counts as 0 there.
+    derivative; it counts as 0 there, and where the squared distance is below the dtype's epsilon.
 
     Attributes:
         kernel: `gaussian`, `log`, `imq` or `riesz`.
@@ -113,10 +113,11 @@ class KernelContrastive(Regularizer):
         if self.kernel == "gaussian":
             return (-self.scale * squared).exp()
         if self.kernel == "log":
-            return -0.5 * (self.scale * squared).clamp_min(0.0).log1p()
+            # Rounding can make small squares negative. They keep their slope, but have a bound.
+            return -0.5 * (self.scale * squared).clamp_min(-0.5).log1p()
         if self.kernel == "imq":
-            # Rounding can make squares of duplicates negative, which a small scale cannot outweigh.
-            return self.scale * (self.scale**2 + squared.clamp_min(0.0)).rsqrt()
+            least = -0.5 * self.scale**2
+            return self.scale * (self.scale**2 + squared.clamp_min(least)).rsqrt()
         tiny = torch.finfo(squared.dtype).eps
         # `where` alone would not do: zero times the infinite slope of what it leaves out would be
         # NaN.

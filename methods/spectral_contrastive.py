@@ -71,7 +71,9 @@ class SpectralContrastive(Regularizer):
     def _factors(self, z_NQ: Tensor) -> Tensor:
         radius = self.mu**0.5
         # Embeddings within the ball keep their length: their factor is 1, and not a rounding below.
-        return (torch.linalg.vector_norm(z_NQ, dim=1) / radius).clamp_min(1).reciprocal()
+        length_N = torch.linalg.vector_norm(z_NQ, dim=1)
+        factor_N: Tensor = (length_N / radius).clamp_min(1).reciprocal()
+        return factor_N.masked_fill(length_N.isinf(), torch.nan)
 
     def pair_value_and_gradient(
         self, z1_NQ: Tensor, z2_NQ: Tensor, shard: Shard, form: str

@@ -64,6 +64,11 @@ class TiCo(KernelEnergy):
     absent: ClassVar[Mapping[str, Any]] = {"covariance_momentum": 0.0}
     space: ClassVar[Space] = {"covariance_weight": Range(0.3, 300, balances=True)}
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms of a single step's covariance, or with momentum the textbook's alone."""
+        return ("textbook",) if self.covariance_momentum else super().forms
+
     def target_transform(self, q: int) -> nn.Module | None:
         """Follow the covariance over the steps, see `RunningCovariance`."""
         # Without momentum nothing is kept from step to step, and the streamed forms serve.

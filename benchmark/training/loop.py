@@ -243,7 +243,9 @@ class _Training:
         """Set the random generators and the learning rate of the next step; return the rate."""
         # What a step draws depends on nothing that ran before it, in any process. Ranks have
         # numbers of their own, or stochastic layers would treat the images of all of them alike.
-        number = self._step_seed() + (self.world.rank << 53)
+        # The generator of CPUs takes the lower 32 bits alone.
+        own_bits = self.world.rank * 0x9E3779B1 % 2**32
+        number = (self._step_seed() ^ own_bits) + (self.world.rank << 53)
         # torch.manual_seed takes a millisecond: it formats tracebacks for devices not in use.
         torch.default_generator.manual_seed(number)
         if self.compute.device.type == "cuda":

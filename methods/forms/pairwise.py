@@ -95,12 +95,14 @@ def _panel_bytes(like: Tensor) -> int:
 def normalize(z_NQ: Tensor) -> Tensor:
     """Scale rows to unit length, shape (n, q).
 
-    A row that is not longer than `SHORTEST` becomes zero, and no gradient reaches it.
+    A row that is not longer than `SHORTEST` becomes zero, and no gradient reaches it. A row whose
+    length is beyond the type's range becomes NaN.
     """
     # A row of NaN compares as neither short nor long, and stays NaN.
-    short_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True) <= SHORTEST
+    length_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True)
+    short_N1 = length_N1 <= SHORTEST
     # F.normalize alone would divide the gradient of a row of zeros by the eps: 10¹² times as large.
-    return F.normalize(z_NQ.where(~short_N1, 0.0), dim=1)
+    return F.normalize(z_NQ.where(~short_N1, 0.0), dim=1).masked_fill(length_N1.isinf(), torch.nan)
 
 
 def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
@@ -203,9 +205,12 @@ def mask_diagonal(logits_NN: Tensor) -> Tensor:
 
 
 def inverse_lengths(z_NQ: Tensor) -> Tensor:
-    """Compute 1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12)."""
+    """Compute 1/‖zᵢ‖, shape (n,); 0 for rows that count as zero (shorter than 1e-12), NaN for those
+    whose length is beyond the type's range.
+    """
     length_N = torch.linalg.vector_norm(z_NQ, dim=1)
-    return torch.where(length_N <= SHORTEST, 0.0, length_N.reciprocal())
+    inverse_N = torch.where(length_N <= SHORTEST, 0.0, length_N.reciprocal())
+    return inverse_N.masked_fill(length_N.isinf(), torch.nan)
 
 
 def chunks(z_NQ: Tensor) -> Iterator[slice]:

@@ -92,9 +92,9 @@ def counted(self, *views):
     steps += 1
     if (name, steps, rank + 1) == ("stopped", 1, size):
         os.kill(os.getpid(), signal.SIGUSR1)
-    seeds = [0] * size
-    dist.all_gather_object(seeds, torch.initial_seed())
-    assert len(set(seeds)) == size  # stochastic layers do not drop the same images on all ranks
+    states = [None] * size
+    dist.all_gather_object(states, torch.get_rng_state().numpy().tobytes())
+    assert len(set(states)) == size  # stochastic layers do not drop the same images on all ranks
     return step(self, *views)
 Step.__call__ = counted
 for name, overrides in json.loads(sys.argv[1]):

@@ -4,6 +4,7 @@ all but collapsed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -101,6 +102,25 @@ def test_gradients_near_a_collapse_are_those_of_double_precision(name: str) -> N
     views = [point + 1e-3 * z for z in draw(64, 32)]
     wanted = value_and_gradient(name, [z.double() for z in views])
     assert_close(value_and_gradient(name, views), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["kcl_gaussian", "kcl_log", "kcl_imq"])
+def test_no_pair_loses_its_repulsion_by_rounding(name: str) -> None:
+    """Squared distances are differences of products, and some come out negative."""
+    point = torch.randn(32, generator=torch.Generator().manual_seed(1))
+    views = [point + 2e-4 * z for z in draw(64, 32)]
+    _, found = value_and_gradient(name, views)
+    _, wanted = value_and_gradient(name, [z.double() for z in views])
+    assert (found - wanted).norm() <= 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize("form", ["textbook", "gram"])
+@pytest.mark.parametrize("name", ["sfrik", "spectral_contrastive"])
+def test_a_length_beyond_the_range_is_not_taken_for_zero(name: str, form: str) -> None:
+    views = draw(8, 4)
+    views[0][3] *= 1e20
+    value, _ = value_and_gradient(name, views, form)
+    assert math.isnan(value)
 
 
 @pytest.mark.parametrize("name", ["ur_jepa", "ur_jepa_derivative"])

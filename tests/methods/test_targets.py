@@ -122,6 +122,7 @@ def test_tico_over_the_steps_is_that_of_released_codes() -> None:
     """
     beta, rho = 0.75, 3.0
     method = methods.build("tico", covariance_weight=rho, covariance_momentum=beta)
+    assert (method.forms, len(methods.build("tico").forms)) == (("textbook",), 3)
     running = method.target_transform(7)
     assert running is not None
     running.double()
