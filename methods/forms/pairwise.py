@@ -98,11 +98,11 @@ def normalize(z_NQ: Tensor) -> Tensor:
     A row that is not longer than `SHORTEST` becomes zero, and no gradient reaches it. A row whose
     length is beyond the type's range becomes NaN.
     """
-    # A row of NaN compares as neither short nor long, and stays NaN.
     length_N1 = torch.linalg.vector_norm(z_NQ.detach(), dim=1, keepdim=True)
-    short_N1 = length_N1 <= SHORTEST
+    usual_N1 = (length_N1 > SHORTEST) & length_N1.isfinite()
+    others_N1 = torch.full_like(length_N1, torch.nan).masked_fill(length_N1 <= SHORTEST, 0.0)
     # F.normalize alone would divide the gradient of a row of zeros by the eps: 10¹² times as large.
-    return F.normalize(z_NQ.where(~short_N1, 0.0), dim=1).masked_fill(length_N1.isinf(), torch.nan)
+    return F.normalize(z_NQ.where(usual_N1, others_N1), dim=1)
 
 
 def normalize_columns(shifted_NQ: Tensor, z_NQ: Tensor) -> Tensor:
