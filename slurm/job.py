@@ -29,6 +29,8 @@ _FRUITLESS_ATTEMPTS = 10
 # Slurm ends a job that it has requeued, cancelled or preempted; if it has not within this time, the
 # job ends by itself.
 _PATIENCE_S = 600
+# The batch script queues a job again that ends so, and that Slurm has not ended.
+_EXIT_AGAIN = 128 + signal.SIGTERM
 # Asking more often does not bring a restarting controller back sooner.
 _RETRY_S = 1.0
 
@@ -55,6 +57,8 @@ class SlurmJob:
 
         If interrupted, wait to be ended by Slurm.
         """
+        from torch.distributed import DistNetworkError
+
         from regbench.benchmark.rundir.interruption import Interrupted, Interruption
         from regbench.benchmark.training.distributed import PeerLost
 
@@ -81,6 +85,9 @@ class SlurmJob:
                 # has the run
                 raise
             except Exception as error:
+                if isinstance(error, DistNetworkError) and "EADDRINUSE" in str(error):
+                    log.warning("%s; the next life of this job takes another port", error)
+                    raise SystemExit(_EXIT_AGAIN) from error
                 with contextlib.suppress(OSError):
                     write_new(_own_file("error"), f"{type(error).__name__}: {error}")
                 raise
@@ -90,7 +97,8 @@ class SlurmJob:
             if interrupted.signal == signal.SIGUSR2 and rank == 0:
                 _requeue(end_s)
             time.sleep(max(0.0, end_s - time.monotonic()))
-        raise RegbenchError(f"{interrupted}, and Slurm did not end the job")
+        log.warning("%s, and Slurm did not end the job", interrupted)
+        raise SystemExit(_EXIT_AGAIN)
 
     def checkpoint(self, *args: Any) -> DelayedSubmission:
         """Make submitit's own handler repeat this call, if the signal comes before ours listens."""

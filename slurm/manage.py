@@ -103,11 +103,16 @@ def poll(folder: Path) -> Iterator[list[CellStatus]]:
         yield found
         made_room = [status for status in found if status.state == "preempted"]
         again = [each.cell_id for each in made_room if (each.directory / "config.yaml").exists()]
+        pause_s = 2
         if again:
-            log.info("%s", "; ".join(retry(folder, again)))
+            try:
+                log.info("%s", "; ".join(retry(folder, again)))
+            except SlurmError as error:
+                pause_s = 60
+                log.warning("%s; trying again in a minute", error)
         elif not any(status.state in ("running", "queued") for status in found):
             return
-        time.sleep(2)
+        time.sleep(pause_s)
 
 
 def follow(folder: Path) -> list[CellStatus]:
@@ -171,7 +176,7 @@ def submit_sweep(sweep: Sweep, stages: Sequence[str]) -> tuple[int, list[str]]:
         todo = [(cell, cluster) for cell, cluster in pairs if cell.id in free]
         if not todo:
             return 0, []
-        return len(todo), submit(todo, sweep.runtime, folder, stages)
+        return submit(todo, sweep.runtime, folder, stages)
 
 
 def retry(folder: Path, cells: Sequence[str]) -> list[str]:
@@ -215,8 +220,8 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
                     lines.append(f"{status}: was {status.state}")
                 else:
                     lines.append(f"{status}: its folder is gone; give the sweep's command again")
-        arrays = _submit_again(folder, todo, submitted)
-        cancel_jobs(dropped)
+        count, arrays = _submit_again(folder, todo, submitted)
+        cancel_jobs(dropped, jobs)
         for name in held:
             try:
                 call("scontrol", "release", name)
@@ -226,7 +231,7 @@ def retry(folder: Path, cells: Sequence[str]) -> list[str]:
     if dropped:
         lines.append(f"cancelled {', '.join(dropped)}: the cells are finished")
     if todo:
-        lines.append(f"submitted {counted(len(todo), 'cell')} as {', '.join(arrays)}")
+        lines.append(f"submitted {counted(count, 'cell')} as {', '.join(arrays)}")
     return lines or ["nothing to try again"]
 
 
@@ -265,8 +270,8 @@ def _as_submitted(folder: Path) -> dict[str, _Submitted]:
 
 def _submit_again(
     folder: Path, todo: Sequence[CellStatus], submitted: Mapping[str, _Submitted]
-) -> list[str]:
-    """Submit cells as they were submitted last; return the ids of their job arrays."""
+) -> tuple[int, list[str]]:
+    """Submit cells as they were submitted last; return what `submit` does."""
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.stored import load_cell
     from regbench.slurm.submit import submit  # imports torch, which the other functions do without
@@ -277,10 +282,8 @@ def _submit_again(
         stages = tuple(stage for stage in STAGES if stage in known.stages)
         cell = load_cell(status.directory / "config.yaml")
         groups.setdefault((stages, known.runtime), []).append((cell, known.cluster))
-    arrays = []
-    for (stages, runtime), pairs in groups.items():
-        arrays += submit(pairs, runtime, folder, stages)
-    return arrays
+    done = [submit(pairs, runtime, folder, stages) for (stages, runtime), pairs in groups.items()]
+    return sum(count for count, _ in done), [*chain(*(arrays for _, arrays in done))]
 
 
 def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
@@ -301,10 +304,11 @@ def cancel_cells(folder: Path, cells: Sequence[str]) -> list[CellStatus]:
                 raise RegbenchError("Slurm does not answer; nothing was cancelled")
             cancelled.append(status)
             names += own.queued
-        cancel_jobs(names)
-        # Slurm soon forgets jobs that have ended, so that the cells would count as lost.
+        # Slurm soon forgets jobs that have ended, so that the cells would count as lost. It may
+        # cancel jobs and not answer; what it does not cancel counts as queued all the same.
         for name in names:
             (folder / "jobs" / "logs" / f"{name}_cancelled").touch()
+        cancel_jobs(names, jobs)
     return cancelled
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ log = logging.getLogger("regbench")
 
 # Slurm's commands hang while its controller is away.
 _TIMEOUT_S = 10.0
+# scancel returns when the jobs have been told, however many they are.
+_CANCEL_TIMEOUT_S = 60.0
 _COMMANDS = ("sbatch", "scancel", "scontrol", "squeue", "srun")
 _SQUEUE = ("squeue", "--noheader", "--array")
 _SACCT = ("sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State")
@@ -38,6 +41,9 @@ class SlurmError(RegbenchError):
 
 def call(*command: str) -> str:
     """Run a command of Slurm, and return what it prints."""
+    # Such variables set options, of which some hide jobs: those would be taken for gone.
+    options = ("SQUEUE_", "SCANCEL_")
+    given = {name: value for name, value in os.environ.items() if not name.startswith(options)}
     try:
         done = subprocess.run(
             command,
@@ -45,10 +51,14 @@ def call(*command: str) -> str:
             text=True,
             errors="replace",
             check=True,
-            timeout=_TIMEOUT_S,
+            timeout=_CANCEL_TIMEOUT_S if command[0] == "scancel" else _TIMEOUT_S,
+            env=given,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        detail = " ".join(str(getattr(error, "stderr", None) or error).split())
+        told = getattr(error, "stderr", None) or error
+        if isinstance(error, subprocess.TimeoutExpired):  # it tells the whole command
+            told = f"no answer in {error.timeout:.0f} s"
+        detail = " ".join(str(told).split())
         raise SlurmError(
             f"Slurm does not answer, or refuses ({command[0]}: {detail}); try again, or see: "
             "scontrol ping"
@@ -56,10 +66,16 @@ def call(*command: str) -> str:
     return done.stdout
 
 
-def cancel_jobs(names: Sequence[str]) -> None:
-    """Cancel jobs, a few hundred at a time, as the length of a command line is limited."""
-    for start in range(0, len(names), 500):
-        call("scancel", *names[start : start + 500])
+def cancel_jobs(names: Collection[str], jobs: Mapping[str, CellJobs]) -> None:
+    """Cancel some of the jobs; name each array once, as Slurm limits a user's requests."""
+    queued = set(itertools.chain(*(own.queued for own in jobs.values())))
+    partly = set(map(_array_of, queued.difference(names)))
+    tasks: dict[str, list[str]] = {}
+    for name in names:
+        tasks.setdefault(_array_of(name), []).append(name.partition("_")[2])
+    if tasks:
+        named = (f"{a}_[{','.join(tasks[a])}]" if a in partly else a for a in tasks)
+        call("scancel", *named)
 
 
 def require_slurm() -> None:
@@ -93,8 +109,9 @@ class _Intent(_ArrayNote):
 
 
 class Submission(_ArrayNote):
-    """The note when an array is submitted: the name of each job and its cell."""
+    """The note when an array is submitted: its name, the name of each job and its cell."""
 
+    name: NotRequired[str]
     cells: dict[Name, Name]
 
 
@@ -150,8 +167,11 @@ def recover_interrupted(folder: Path) -> None:
                 note_submitted(intent, entry, array)
             else:
                 log.info("%s: cancelling job %s, whose submission was interrupted", folder, array)
-                cancel_jobs([array])
+                call("scancel", array)
         intent.unlink(missing_ok=True)
+    # What jobs were to do that Slurm refused.
+    for path in (folder / "jobs" / "logs").glob("[!_]" * 32 + ".pkl"):
+        path.unlink()
 
 
 def jobs_of(folder: Path) -> dict[str, CellJobs]:
@@ -162,7 +182,11 @@ def jobs_of(folder: Path) -> dict[str, CellJobs]:
     jobs: dict[str, CellJobs] = {}
     for entry in found:
         for name, cell in entry["cells"].items():
-            job = Job(name, "?") if states is None else Job(name, *states.get(name, (None, "")))
+            job = Job(name, "?")
+            if states is not None:
+                state, reason, title = states.get(name, (None, "", ""))
+                # Where Slurm's ids have begun again, the job is another.
+                job = Job(name, state if title == entry.get("name", title) else None, reason)
             if cell in jobs:
                 jobs[cell].add(job, is_later_stage=bool(entry["after"]))
             else:
@@ -203,20 +227,20 @@ def _array_of(name: str) -> str:
     return name.partition("_")[0]
 
 
-def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str]] | None:
-    """Map the jobs in the queue to their state and reason; None if Slurm does not answer."""
+def _states(arrays: Sequence[str]) -> dict[str, tuple[str, str, str]] | None:
+    """Map the jobs in the queue to state, reason and name; None if Slurm does not answer."""
     if not arrays:
         return {}
     try:
-        output = call(*_SQUEUE, "--format=%i|%T|%r", f"--jobs={','.join(arrays)}")
+        output = call(*_SQUEUE, "--format=%i|%T|%r|%j", f"--jobs={','.join(arrays)}")
     except SlurmError as error:
         # Slurm says so when none of the jobs is in its memory any more.
         return {} if "Invalid job id" in str(error) else None
     found = {}
     for line in filter(None, output.splitlines()):
-        job = re.fullmatch(r"([^|]+)\|([A-Z_]+)\|(.*)", line)
+        job = re.fullmatch(r"([^|]+)\|([A-Z_]+)\|([^|]*)\|(.*)", line)
         if job is None:
             # Other lines may be damaged too, and jobs that are there must not be taken for gone.
             return None
-        found[job[1]] = (job[2], job[3])
+        found[job[1]] = (job[2], job[3], job[4])
     return found

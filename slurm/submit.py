@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.helpers import clean_env
 
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.settings.cell import Cell
@@ -23,10 +25,13 @@ from regbench.benchmark.settings.runtime import Cluster, Runtime
 from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import call, note_submitted
+from regbench.slurm.queue import SlurmError, call, note_submitted
 from regbench.text import counted
 
 log = logging.getLogger("regbench")
+
+# How Slurm says that a limit leaves no room for an array: it takes all jobs of one, or none.
+_NO_ROOM = "submit limit|SubmitJob"
 
 # What the batch script does when a job ends:
 # - One of its processes was killed, as by the kernel for want of memory or with its node: the job
@@ -62,7 +67,7 @@ exit $code
 
 def submit(
     cells: Sequence[tuple[Cell, Cluster]], runtime: Runtime, folder: Path, stages: Sequence[str]
-) -> list[str]:
+) -> tuple[int, list[str]]:
     """Submit cells, one job array for each distinct set of resources and each of `Cluster.jobs`.
 
     The process must hold the folder, see `regbench.sweeps.status.locked`.
@@ -75,7 +80,7 @@ def submit(
         stages: Stages to run of each cell.
 
     Returns:
-        The ids of the arrays.
+        The number of cells for which Slurm's limits left room, and the ids of the arrays.
     """
     folder = folder.absolute()
     if bad := {"%", "\\"} & set(str(folder)):
@@ -91,27 +96,44 @@ def submit(
         groups.setdefault(json.dumps(asdict(cluster)), (cluster, []))[1].append(cell)
         (folder / cell.id).mkdir(parents=True, exist_ok=True)
         write_config(folder / cell.id, cell.plain())
-    arrays = []
     # The number of tasks that the cluster lets an array have.
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"))
-    longest = max(1, int(found[1]) - 1) if found else 1000
+    config = call("scontrol", "show", "config")
+    found = dict(re.findall(r"(MaxArraySize|max_array_tasks)\s*=\s*(\d+)", config))
+    longest = int(found.get("MaxArraySize", 1001)) - 1
+    longest = max(1, min(longest, int(found.get("max_array_tasks", longest))))
+    count = 0
+    arrays: list[str] = []
     for cluster, members in groups.values():
-        for start in range(0, len(members), longest):
-            part = members[start : start + longest]
-            arrays += _submit_array(part, cluster, runtime, folder, stages)
-    return arrays
+        while part := members[:longest]:
+            try:
+                arrays += _submit_array(part, cluster, runtime, folder, stages)
+                count += len(part)
+                del members[: len(part)]
+            except SlurmError as error:
+                longest = len(part) // 2
+                if not re.search(_NO_ROOM, str(error)) or not (longest or arrays):
+                    raise
+    if left := len(cells) - count:
+        log.warning("a limit of Slurm leaves %s to the next call", counted(left, "cell"))
+    return count, arrays
 
 
 def _submit_array(
     cells: Sequence[Cell], cluster: Cluster, runtime: Runtime, folder: Path, stages: Sequence[str]
 ) -> list[str]:
     before = ""
-    arrays = []
+    arrays: list[str] = []
     for names in cluster.jobs(stages):
         # Written first: if this process is killed before it knows the job's id, the job is found by
         # its name.
         intent = folder / "jobs" / f"{uuid.uuid4().hex[:12]}.intent"
         name = f"regbench-{folder.name}-{intent.stem}"
+        dependency = None
+        if before:
+            # In an array each job waits for the job of the same number.
+            dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
+        place = cluster.at(names[0])
+        executor = _executor(place, folder, dependency, name)
         note = {
             "name": name,
             "submitted": time.time(),
@@ -123,19 +145,25 @@ def _submit_array(
             "cells": [cell.id for cell in cells],
         }
         write_text(intent, json.dumps(note))
-        dependency = None
-        if before:
-            # In an array each job waits for the job of the same number.
-            dependency = f"{'aftercorr' if len(cells) > 1 else 'afterok'}:{before}"
-        place = cluster.at(names[0])
         used = runtime.with_gpus() if place.gpus else runtime
-        executor = _executor(place, folder, dependency, name)
+        # Nothing of the job in which a command is given, but what the user sets.
+        users = ("SBATCH_", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+        kept = {key: value for key, value in os.environ.items() if key.startswith(users)}
         try:
             same = repeat(used), repeat(folder.name), repeat(names)
-            jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
+            with clean_env():
+                os.environ.update(kept)
+                jobs = executor.map_array(SlurmJob(), [cell.plain() for cell in cells], *same)
         except (FailedJobError, FailedSubmissionError) as error:
-            refusal = " ".join(str(error).split())
-            raise RegbenchError(f"Slurm refuses the jobs: {refusal}") from error
+            refusal = f"Slurm refuses the jobs: {' '.join(str(error).split())}"
+            if re.search(_NO_ROOM, refusal):
+                intent.unlink()
+                for array in arrays:  # of earlier stages of these cells
+                    call("scancel", array)
+                    (folder / "jobs" / f"{array}.json").unlink()
+            # What passes by itself: who waits tries again.
+            passing = re.search(f"timed out|nable to contact|{_NO_ROOM}", refusal)
+            raise (SlurmError if passing else RegbenchError)(refusal) from error
         before = jobs[0].job_id.partition("_")[0]
         arrays.append(before)
         note_submitted(intent, note, before)
@@ -145,8 +173,16 @@ def _submit_array(
 
 
 def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str) -> Any:
+    extra = {key.replace("-", "_"): value for key, value in (cluster.extra or {}).items()}
+    elsewhere = os.environ.get("SBATCH_CLUSTERS") not in (None, os.environ.get("SLURM_CLUSTERS"))
+    if elsewhere or {"clusters", "M", "job_name"} & extra.keys():
+        raise RegbenchError(
+            "SBATCH_CLUSTERS, or clusters or job-name in cluster.extra: regbench finds its jobs "
+            "by name, on the cluster of SLURM_CLUSTERS; leave it out, or export SLURM_CLUSTERS"
+        )
     logs = folder / "jobs" / "logs"
     python = None if cluster.container is None else f"{cluster.container} python3"
+    cpus = extra.get("cpus_per_task", cluster.cpus)
     executor = submitit.SlurmExecutor(logs, max_num_timeout=10**6, python=python)
     options: dict[str, Any] = {
         "job_name": name,
@@ -173,12 +209,8 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "teardown": _TEARDOWN,
         # From Slurm 22.05 on, srun does not take over sbatch's --cpus-per-task. The first rank may
         # end long after the others: a site's WaitTime must not count.
-        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cluster.cpus}", "--wait=0"],
-        "additional_parameters": {
-            "requeue": True,
-            "kill-on-invalid-dep": "yes",
-            **(cluster.extra or {}),
-        },
+        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--wait=0"],
+        "additional_parameters": {"requeue": True, "kill_on_invalid_dep": "yes", **extra},
     }
     given = {key: value for key, value in options.items() if value is not None}
     executor.update_parameters(**given)

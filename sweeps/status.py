@@ -259,6 +259,9 @@ def _states(run: RunFolder, jobs: CellJobs | None) -> Iterator[tuple[str, str]]:
     if job is not None and job.is_in_queue:
         reason = "" if job.reason in ("", "None") else f" ({job.reason})"
         yield "queued", f"{str(job.state).lower()}{reason}"
+    # What follows may be of an earlier job, or of an earlier life of this one.
+    if job is not None and job.state == "?":
+        yield "queued", "submitted; the scheduler does not answer"
     if jobs is not None:
         yield from _noted_ends(run.path, jobs)
     # The run's own word comes after the scheduler's: the last attempt may be of an earlier job.
@@ -266,8 +269,6 @@ def _states(run: RunFolder, jobs: CellJobs | None) -> Iterator[tuple[str, str]]:
         yield "damaged", attempt["damaged"]
     if ended == "failed":
         yield "failed", attempt.get("error") or ""
-    if job is not None and job.state == "?":
-        yield "queued", "submitted; the scheduler does not answer"
     if job is not None:
         yield "lost", f"job {job.name} is gone"
     yield "interrupted" if attempt else "pending", ""
@@ -309,7 +310,9 @@ def log_file(directory: Path, job: str = "") -> Path | None:
     """
     found = (directory / "logs").glob("*_log.*")
     if job:
-        found = (directory.parent / "jobs" / "logs").glob(f"{job}_*_log.*")
+        # The first process tells what befell the others; a search would go through all jobs' logs.
+        logs_of_jobs = directory.parent / "jobs" / "logs"
+        found = (logs_of_jobs / f"{job}_0_log.{end}" for end in ("out", "err"))
     logs = [path for path in found if path.is_file() and path.stat().st_size]
     if not logs:
         return None

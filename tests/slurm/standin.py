@@ -48,10 +48,19 @@ def change(task, **more):
     write(here / "tasks" / f"{task['name']}.json", {**task, **more})
 
 
-def named(names):
+def named(words):
+    names = []
+    for word in words:
+        array, bracket, indices = word.partition("_[")
+        names += [f"{array}_{index}" for index in indices[:-1].split(",")] if bracket else [word]
     chosen = [task for task in queue() if {task["name"], task["raw"], task["array"]} & set(names)]
     return chosen or fail("Invalid job id specified")
 
+
+away_once = here / f"{command}-away"
+if away_once.exists():
+    away_once.unlink()
+    fail("Unable to contact slurm controller (connect failure)")
 
 if words[:2] != ["show", "hostnames"]:
     away = here / "away"  # how many more commands the controller does not answer
@@ -70,6 +79,10 @@ if command == "sbatch":
         time.sleep(0.01)
     first = 1 + max((int(path.stem) for path in here.glob("scripts/*")), default=0)
     count = int(asked["array"].partition("%")[0].partition("-")[2]) + 1 if "array" in asked else 1
+    limit = here / "limit"  # how many jobs the user may have
+    if limit.exists() and len(queue()) + count > int(limit.read_text()):
+        fail("QOSMaxSubmitJobPerUserLimit\nJob violates accounting/QOS policy (job submit limit)")
+    write(here / "environment", dict(os.environ))
     for index in range(count):
         script = here / "scripts" / str(first + index)
         script.write_text(text)
@@ -93,13 +106,18 @@ elif command == "squeue":
         found = named(options["jobs"].split(",")) if "jobs" in options else queue()
     if "name" in options:
         found = [task for task in found if task["asked"]["job-name"] == options["name"]]
+    found = [task for task in found if task["state"] in os.environ.get("SQUEUE_STATES", task["state"])]
     for task in found:
         line = options["format"].replace("%i", task["name"]).replace("%T", task["state"]).replace("%r", task["reason"])
         print(line.replace("%j", task["asked"]["job-name"]))
 
 elif command == "scancel":
+    with (here / "cancelled").open("a") as file:
+        print(*words, file=file)
     for task in named(words):
         change(task, **({"told": "cancel"} if task["state"] == "RUNNING" else {"state": "ENDED"}))
+    if (here / "late").exists():
+        fail("Socket timed out on send/recv operation")
 
 elif command == "scontrol" and words[0] == "show":
     match words[1]:

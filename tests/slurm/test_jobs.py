@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from submitit.core.utils import DelayedSubmission
 
@@ -28,13 +30,14 @@ from regbench.benchmark.rundir.lease import LeaseLost, claim, read_attempts
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_run, load_sweep
-from regbench.benchmark.training.distributed import PeerLost
+from regbench.benchmark.training.distributed import PeerLost, connect
 from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.slurm import manage
 from regbench.slurm.job import SlurmJob
-from regbench.slurm.queue import cancel_jobs, submissions
+from regbench.slurm.queue import submissions
 from regbench.sweeps.status import CellStatus
+from regbench.text import counted
 from tests.records import attempted, knn_top1, made
 from tests.refusals import is_refused
 from tests.slurm.standin import Standin
@@ -105,7 +108,8 @@ def user(standin: Standin, tiny: list[str], tmp_path: Path) -> User:
 def test_what_is_submitted(user: User) -> None:
     user.write("method=vicreg seed=0,1,2", "method=simclr cluster.nodes=4 cluster.mem_gib=1.5")
     options = {"partition": "gpu", "time_minutes": 70, "notice_s": 33, "parallel": 2, "gpus": 2}
-    options |= {"account": "who", "qos": "high", "constraint": "a100", "extra": "{nice: 5}"}
+    options |= {"account": "who", "qos": "high", "constraint": "a100"}
+    options |= {"extra": "{nice: 5, cpus-per-task: 3}"}
     options |= {"modules": "[cuda/13]", "setup": "[umask 7]"}
     output = user.submit(*(f"cluster.{name}={value}" for name, value in options.items()))
     assert "submitted 4 cells as 1, 4, 7, 8" in output
@@ -114,7 +118,7 @@ def test_what_is_submitted(user: User) -> None:
     )
     wanted = (
         "array=0-2%2 partition=gpu time=70 signal=USR2@33 nodes=1 ntasks-per-node=2 "
-        "cpus-per-task=1 gpus-per-node=2 account=who qos=high constraint=a100 nice=5 "
+        "cpus-per-task=3 gpus-per-node=2 account=who qos=high constraint=a100 nice=5 "
         "kill-on-invalid-dep=yes"
     )
     assert dict(word.split("=") for word in wanted.split()).items() <= array["asked"].items()
@@ -126,7 +130,7 @@ def test_what_is_submitted(user: User) -> None:
     (step,) = (line for line in script.splitlines() if line.startswith("srun"))
     # srun does not take over --cpus-per-task, and a site's WaitTime would end what the first rank
     # has still to do.
-    assert {"--cpus-per-task=1", "--wait=0", "--kill-on-bad-exit=1"} < set(step.split())
+    assert {"--cpus-per-task=3", "--wait=0", "--kill-on-bad-exit=1"} < set(step.split())
     # No GPU but one waits while that one evaluates.
     for job, before in ((evaluations, "aftercorr:1"), (last, "afterok:7")):
         asked = job["asked"]
@@ -183,11 +187,32 @@ def test_a_tuning_submits_what_its_cells_need(user: User) -> None:
     assert stages == [*[["pretrain", "tune"]] * 2, ["pretrain", "tune", "final"]]
 
 
-def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User) -> None:
-    (user.slurm.folder / "longest").write_text("3")
+@pytest.mark.parametrize("longest", ["3", "9\nSchedulerParameters = defer,max_array_tasks=2"])
+def test_arrays_are_no_longer_than_the_cluster_lets_them_be(user: User, longest: str) -> None:
+    (user.slurm.folder / "longest").write_text(longest)
     user.write("method=vicreg seed=0,1,2,3,4")
     assert "submitted 5 cells as 1, 3, 5" in user.submit()
     assert user.slurm.queued() == ["1_0", "1_1", "3_0", "3_1", "5"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "limit", "arrays", "queued"),
+    [(1, 4, "1, 4", ["1_0", "1_1", "1_2", "4"]), (2, 3, "4, 5", ["4", "5"])],
+)
+def test_of_cells_that_a_limit_keeps_out_those_that_fit_are_submitted(
+    nodes: int, limit: int, arrays: str, queued: list[str], user: User
+) -> None:
+    """A cell on two nodes has two jobs, both of which must fit."""
+    (user.slurm.folder / "limit").write_text(str(limit))
+    user.write(f"method=vicreg seed=0,1,2,3,4,5 cluster.nodes={nodes}")
+    count = limit // nodes
+    assert f"submitted {counted(count, 'cell')} as {arrays};" in user.submit()
+    assert user.slurm.queued() == queued
+    assert not list((user.sweep / "jobs").glob("*.intent"))
+    assert "job submit limit" in user.refused("sweep", str(user.folder / "own.yaml"), *OPTIONS)
+    (user.slurm.folder / "limit").unlink()
+    assert f"submitted {counted(6 - count, 'cell')} as" in user.submit()
+    assert all("_submitted" in path.name for path in user.sweep.glob("jobs/logs/*.pkl"))
 
 
 @pytest.mark.parametrize("command", ["sweep", "tune"])
@@ -229,15 +254,19 @@ def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(
     assert user.states() == ["queued"] * 4
 
 
+@pytest.mark.parametrize("command", ["scontrol", "sbatch"])
 def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
-    user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    command: str, user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Though the controller does not answer a command of the first try."""
     user.write("method=vicreg")
-    events = iter([("1", "RUNNING"), ("1", "PREEMPTED"), ("2", "RUNNING"), ("2", "ENDED")])
+    events = iter(["1 RUNNING", "1 PREEMPTED", "1 PREEMPTED", "2 RUNNING", "2 ENDED"])
 
     def sleep(_: float) -> None:
-        name, state = next(events)
+        name, state = next(events).split()
         user.slurm.change(name, state=state)
+        if state == "RUNNING":
+            (user.slurm.folder / f"{command}-away").touch()
 
     monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=sleep))
     with caplog.at_level("INFO", "regbench"):
@@ -267,10 +296,16 @@ def test_before_cells_are_submitted_their_data_sets_are_prepared(
     assert "wandb is not installed here" in refused
 
 
-def test_more_jobs_than_one_command_takes_are_all_cancelled(user: User) -> None:
-    user.submitted("method=vicreg seed=0,1,2")
-    cancel_jobs([*["1_0"] * 499, "1_1", "1_2"])
-    assert user.slurm.queued() == []
+def test_each_array_is_named_once_to_be_cancelled(user: User) -> None:
+    """Slurm limits the requests of a user. What it cancels though it answers too late is known."""
+    user.submitted("method=vicreg seed=0,1,2", "method=simclr cluster.mem_gib=1")
+    first, _, third, _ = user.cells()
+    assert "cancelled 2 cells" in user.run("cancel", "own", first, third)
+    assert user.slurm.queued() == ["1_1", "4"]
+    (user.slurm.folder / "late").touch()
+    assert "Slurm does not answer" in user.refused("cancel", "own")
+    assert user.states() == ["cancelled"] * 4
+    assert (user.slurm.folder / "cancelled").read_text() == "1_[0,2]\n1 4\n"
 
 
 def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +321,24 @@ def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch)
     (note,) = submissions(user.folder / "my runs" / "own")
     folders = [note["runtime"][name] for name in ("runs_dir", "data_dir")]
     assert folders == [str(user.folder / name) for name in ("my runs", "data")]
+
+
+def test_logs_are_not_looked_through_for_each_cell_that_never_began(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.submitted("method=vicreg seed=0,1,2")
+    logs, glob = user.sweep / "jobs" / "logs", Path.glob
+    for name in ("1_0", "1_1", "1_2"):
+        (logs / f"{name}_missed").touch()
+        (logs / f"{name}_0_log.err").write_text("no apptainer")
+    user.slurm.lose("1_0", "1_1", "1_2")
+
+    def elsewhere(path: Path, pattern: str) -> Iterator[Path]:
+        assert path != logs
+        return iter(glob(path, pattern))
+
+    monkeypatch.setattr(Path, "glob", elsewhere)
+    assert [status.detail[-12:] for status in user.statuses()] == ["no apptainer"] * 3
 
 
 def test_stages_wait_for_each_other(user: User) -> None:
@@ -317,6 +370,9 @@ def test_of_two_jobs_of_a_cell_the_one_that_runs_is_shown(user: User) -> None:
     assert [(status.state, status.job) for status in user.statuses()] == [("running", "2")]
     user.slurm.lose("1", "2")
     assert [(status.state, status.job) for status in user.statuses()] == [("lost", "2")]
+    # Slurm's ids have begun again.
+    user.slurm.change("2", state="RUNNING", asked={"job-name": "another user's"})
+    assert user.states() == ["lost"]
 
 
 def test_a_job_with_gpus_does_not_train_on_cpus(user: User) -> None:
@@ -351,6 +407,9 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "invalid partition specified: none" in refused
     user.submit()
     assert not list((user.sweep / "jobs").glob("*.intent"))  # what was refused is forgotten
+    (directory,) = (status.directory for status in user.statuses() if status.job)
+    attempted(directory, "failed", "ValueError: of an earlier job")
+    (user.sweep / "jobs" / "logs" / "1_error").touch()  # of an earlier life
     user.slurm.away(99)
     for words in ((*again, "seed=1"), ("cancel", "own")):
         assert "Slurm does not answer" in user.refused(*words)
@@ -367,6 +426,34 @@ def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
         told = user.refused(*command).splitlines()[-1]
         assert told.startswith("regbench: there is no sbatch here")
     assert "does not answer" in user.run("status", "own")
+
+
+def test_jobs_that_slurms_other_commands_would_not_find_are_refused(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.write("method=vicreg")
+    for key in ("clusters", "M", "job-name"):
+        refused = user.call_sweep(f"cluster.extra={{{key}: b}}")
+        assert (refused.exit_code, "cluster.extra" in refused.output) == (2, True)
+    monkeypatch.setenv("SBATCH_CLUSTERS", "b")
+    assert "export SLURM_CLUSTERS" in user.call_sweep().output
+    assert not user.slurm.tasks()
+
+
+def test_a_command_within_a_job_hands_nothing_of_it_on(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user has set for Slurm's commands stays, but for what hides jobs."""
+    gone = ("SLURM_ARRAY_JOB_ID", "SLURM_CPU_BIND", "SLURM_RESTART_COUNT", "RANK")
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_QOS")
+    for name in (*gone, *kept):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    user.submitted("method=vicreg")
+    handed_on = json.loads((user.slurm.folder / "environment").read_text())
+    assert [name for name in (*gone, *kept) if name in handed_on] == [*kept]
+    assert os.environ["SLURM_RESTART_COUNT"] == "7"
+    assert user.states() == ["queued"]
 
 
 def test_folders_whose_names_slurm_would_change_are_refused(user: User) -> None:
@@ -718,6 +805,16 @@ def test_what_a_job_leaves_for_its_batch_script(
         process(JOB_ID="7", ARRAY_TASK_ID="2")
     assert (tmp_path / "5_2_error").exists()
 
+    def meet(*_: object) -> None:
+        port = int(os.environ["MASTER_PORT"])
+        with socket.create_server(("", port)), connect(torch.device("cpu")):
+            pass
+
+    monkeypatch.setattr("regbench.benchmark.run.run_cell", meet)
+    with pytest.raises(SystemExit, match="143"):  # its next life takes another port
+        process(JOB_ID="8")
+    assert not (tmp_path / "8_error").exists()
+
 
 @pytest.mark.parametrize(
     ("number", "rank", "told"),
@@ -728,7 +825,7 @@ def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
 ) -> None:
     """Its first process asks until Slurm answers.
 
-    All wait ten minutes, as Slurm knows who was cancelled.
+    All wait ten minutes, as Slurm knows who was cancelled. Then the batch script asks it.
     """
     user.submitted("method=vicreg seed=0,1")
     user.slurm.away(1)
@@ -738,7 +835,7 @@ def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
     monkeypatch.setattr(
         "regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number])
     )
-    with is_refused(f"interrupted by {number}, and Slurm did not end the job"):
+    with pytest.raises(SystemExit, match="143"):
         process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
     assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
     assert sum(slept_s) == 600

@@ -121,7 +121,7 @@ STATES: list[State] = [
     (None, Job("7_1", "PENDING", "Priority"), {}, "queued", "pending (Priority)", 0),
     (None, Job("7_1", "PENDING"), {"7_1_error": "of before"}, "queued", "pending", 0),
     (INTERRUPTED, GONE, {"7_1_cancelled": "", "7_1_error": "no"}, "cancelled", CANCELLED, 2),
-    (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, "failed", "no memory", 2),
+    (INTERRUPTED, SILENT, {"7_1_error": "no\nmemory"}, "queued", SILENCE, 2),
     (FAILED, None, {"tuning.json": ""}, "failed", "of before", 2),  # and not tuned
     (FAILED, GONE, {"7_1_error": "no"}, "failed", "no", 2),
     (FAILED, GONE, {"9_1_error": "no"}, "failed", "of before", 2),
