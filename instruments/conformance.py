@@ -202,7 +202,10 @@ def float32(method: Regularizer) -> Outcome:
         wanted, size = value_and_gradients(method, views)
         found, _ = value_and_gradients(method, cast(views, torch.float32))
         outcomes += errors(found, wanted, f" at n={n}, q={q}", size)
-    return worst(outcomes)
+    error, where = worst(outcomes)
+    if method.random and error > CHECKS["float32"].bound:
+        where += "; if it draws, then in float32: torch.randn(..., device=z.device).to(z)"
+    return error, where
 
 
 def half_precision(method: Regularizer) -> Outcome:

@@ -22,8 +22,9 @@ TINY = 1e-300  # the divisor if all is 0
 MEAN_SEEDS = 48
 
 KEEPS_STATE = (
-    "a second call with the same embeddings and seed gives another value: it changes a state (a "
-    "centre, a schedule); compute that from the embeddings, make it a setting, or let the "
+    "a second call with the same embeddings and seed gives another value: it draws from "
+    "another generator than torch's global one, or changes a state (a centre, a schedule); compute "
+    "that from the embeddings, make it a setting, or, except in a challenge, let the "
     "target_transform of a regularizer keep it"
 )
 """Advice to the reader of a check about a loss whose gradient differences cannot verify."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regbench.errors import RegbenchError
 from regbench.methods.forms.engine import Engine, Shard, drawing, warn_of_local_rows
-from regbench.methods.forms.gradients import WithGradients, differentiate
+from regbench.methods.forms.gradients import WithGradients, differentiate, named
 from regbench.methods.forms.pairwise import fusing
 from regbench.methods.forms.views import pairs
 from regbench.plugins import Registry
@@ -213,7 +213,8 @@ class Regularizer(ABC):
         """Make the module that has a state or follows the training, such as DINO's `Centering`;
         None if there is none.
 
-        The module maps the teacher's embeddings of this rank, the predictions, the share of the
+        It acts beside a teacher only: a method that always has one names a teacher in `needs`. The
+        module maps the teacher's embeddings of this rank, the predictions, the share of the
         training that is done, and the ranks to the loss of this step and its targets.
 
         Args:
@@ -334,7 +335,7 @@ class Regularizer(ABC):
                 shard = Shard.of_loss(views_NQ[0], engine, self.label)
                 gathered_NQ = [shard.gather_with_gradient(z_NQ.to(dtype)) for z_NQ in views_NQ]
                 with drawing(self.random, shard, engine, views_NQ[0].device):
-                    terms = self.view_terms(gathered_NQ, global_views)
+                    terms = named(self.view_terms(gathered_NQ, global_views))
                 total = torch.stack(list(terms.values())).sum()
                 return Loss(total, {name: term.detach() for name, term in terms.items()})
             eager = self._eager
@@ -500,7 +501,7 @@ def _several_processes() -> bool:
 
 
 def _add(total: dict[str, Tensor], terms: dict[str, Tensor], share: float) -> None:
-    for name, term in terms.items():
+    for name, term in named(terms).items():
         total[name] = share * term + total.get(name, 0.0)
 
 

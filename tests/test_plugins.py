@@ -28,13 +28,25 @@ BROKEN = {
         """
 from regbench.methods.base import Metadata, register
 from regbench.methods.simclr import SimCLR
+from regbench.settings import settings
 @register("half")
+@settings
 class Half(SimCLR): ...
 @register("untold")
 class Untold(SimCLR):
     metadata = Metadata(title="no url")
 """,
         "TypeError: Metadata.__init__() missing",
+    ),
+    "silent": (
+        "method",
+        "from regbench.methods.simclr import SimCLR\nclass Silent(SimCLR): ...",
+        "RegbenchError: no class of silent_plugin has @register(NAME)",
+    ),
+    "bare": (
+        "method",
+        "from regbench.methods.simclr import *\n@register('bare')\nclass Bare(SimCLR): ...",
+        "RegbenchError: Bare needs @settings below @register",
     ),
     "unset": (
         "evaluation",

@@ -185,7 +185,10 @@ class Plain(Regularizer):
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the loss as a single addend."""
-        return {"loss": scalar(self.made(z1_NQ)(z1_NQ, z2_NQ), self.label)}
+        output = self.made(z1_NQ)(z1_NQ, z2_NQ)
+        if isinstance(output, tuple | list):  # of which an audit takes the first
+            raise RegbenchError(f"{self.label} must return one scalar; add up what it returns")
+        return {"loss": scalar(output, self.label)}
 
 
 def enter(module_name: str, name: str, chosen: str) -> None:
@@ -209,11 +212,16 @@ def enter(module_name: str, name: str, chosen: str) -> None:
             functions.append(value)
     losses: list[Any] = modules or functions  # functions beside a module are its helpers
     if len(losses) != 1:
-        names = ", ".join(loss.__name__ for loss in losses) or "none"
+        names = ", ".join(loss.__name__ for loss in losses)
+        names = names or "none (an imported one does not count: subclass or wrap it)"
         raise RegbenchError(
             f"it must hold one loss of two embeddings, and holds {names}; give FILE:NAME"
         )
-    register(name)(_wrapped(losses[0]))
+    wrapped = _wrapped(losses[0])
+    try:
+        register(name)(wrapped)
+    except RegbenchError as error:
+        raise RegbenchError(f"{error}: rename the file, or give FILE:NAME") from error
 
 
 def _wrapped(loss: Any) -> type[Regularizer]:
@@ -223,6 +231,10 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     parameters = list(inspect.signature(loss).parameters.values())
     # A function takes the embeddings as its first arguments, a module takes them in its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
+    first = [p for p in parameters[:2] if p.kind < p.VAR_POSITIONAL and p.default is p.empty]
+    if settings is not parameters and len(first) < 2:
+        what = f"{loss.__name__} must begin with two embeddings"
+        raise RegbenchError(f"{what}, as in {loss.__name__}(z1, z2, weight=1.0)")
     fields = []
     for parameter in settings:
         kind = type(parameter.default)
@@ -233,9 +245,8 @@ def _wrapped(loss: Any) -> type[Regularizer]:
             )
         if kind not in (bool, int, float, str):
             what = f"{loss.__name__}: the default of {parameter.name}"
-            raise RegbenchError(
-                f"{what} must be a number, a switch or text, so that it is a hyperparameter"
-            )
+            what += " must be a number, a switch or text"
+            raise RegbenchError(f"{what}; a loss gets two embeddings, and no labels or third view")
         default = parameter.default
         # A whole number may count something, as the width of a layer does.
         if kind is int and parameter.annotation in (float, "float"):

@@ -99,8 +99,10 @@ def compute_once(method: Regularizer, n: int, q: int) -> None:
         q: Embedding dimension.
 
     Raises:
-        RegbenchError: If an addend is no scalar, or a second call gives another value.
+        RegbenchError: If it cannot be trained, or a second call gives another value.
     """
+    if method.target_transform(q) is not None:
+        raise RegbenchError(f"{method.label}: a challenge has no teacher for its target_transform")
     views = [z_NQ.requires_grad_() for z_NQ in cast(draw_views(n, q, 2), torch.float32)]
     loss = method(*views)
     for name, term in loss.terms.items():
@@ -109,7 +111,10 @@ def compute_once(method: Regularizer, n: int, q: int) -> None:
                 f"{method.label}: {name} must be a scalar, not a tensor of shape "
                 f"{tuple(term.shape)}"
             )
-    loss.total.backward()
+    numbers = [loss.total, *torch.autograd.grad(loss.total, views)]
+    if not all(number.isfinite().all() for number in numbers):
+        what = f"{method.label}: the value or the gradient of ordinary embeddings is not finite"
+        raise RegbenchError(f"{what}; look for a root, a logarithm or a division")
     call = method.made(views[0]) if isinstance(method, Plain) else method
     with seeded(0):
         first = scalar(call(*views))
@@ -176,7 +181,11 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
     if given is not None:
         method = METHODS.from_plain({**given, "name": METHODS.name(method)}, "method.")
     space: dict[str, dict[str, Any]] = {}
+    known = settings.plain(method)
     for name, each in (method.space or {}).items():
+        if name not in known or not isinstance(each, Range | Choice):
+            what = f"{method.label}: space: {name} must be a hyperparameter with a Range or Choice"
+            raise RegbenchError(f"{what}; there are {', '.join(known) or 'none'}")
         space[name] = {}
         for field in dataclasses.fields(each):
             value = getattr(each, field.name)
@@ -185,7 +194,7 @@ def _facts(method: Regularizer, given: Mapping[str, Any] | None) -> dict[str, An
     return {
         "name": METHODS.name(method),
         "label": method.label,
-        "settings": settings.plain(method),
+        "settings": known,
         "needs": method.needs,
         "of_training": method.of_training,
         "prototypes": method.prototypes,

@@ -161,10 +161,13 @@ def refuse_unmet_needs(network: NetworkConfig, method: Regularizer) -> None:
         raise RegbenchError(
             f"{method.label} collapses without {' and '.join(method.needs)}; set {' '.join(unmet)}"
         )
-    for name in method.of_training:
-        value = getattr(method, name)
-        if value and network.teacher == "none":
-            what = f"method.{name}={value} is without effect with network.teacher=none"
+    if network.teacher == "none":
+        given = {name: getattr(method, name) for name in method.of_training}
+        idle = [f"method.{name}={value}" for name, value in given.items() if value]
+        if method.target_transform(2) is not None:  # of the least dimension, which takes least
+            idle.append(f"the target_transform of {method.label}, whose needs name no teacher,")
+        if idle:
+            what = f"{idle[0]} is without effect with network.teacher=none"
             raise RegbenchError(f"{what}; set network.teacher=ema too")
     if method.prototypes and has["predictor"]:
         what = f"{method.label} compares scores of prototypes, not predictions"

@@ -341,7 +341,7 @@ def scalar(output: Any, only: str = "") -> Tensor:
         if len(output) == 1:
             return scalar(next(iter(output.values())), only)
     what = f"{only or 'a loss'} must return a tensor, not {type(output).__name__}"
-    raise NotScalar(f"{what}; write an adapter that takes it out")
+    raise NotScalar(f"{what}; return a scalar tensor, without .item(), or write an audit's adapter")
 
 
 def build_claim(claim: str) -> Regularizer:

@@ -33,8 +33,10 @@ def differentiate(
     whole_NQ = [shard.gather(z_NQ.detach()).requires_grad_() for z_NQ in views_NQ]
     # The caller records no graph: it wants these gradients at once.
     with torch.enable_grad():
-        terms = terms_of(whole_NQ)
+        terms = named(terms_of(whole_NQ))
         total = torch.stack(list(terms.values())).sum()
+    if not total.requires_grad:
+        raise RegbenchError("the loss has no gradient: all that depends on embeddings is detached")
     gradients_NQ: list[Tensor] = []
     for gradient_NQ in torch.autograd.grad(total, whole_NQ, materialize_grads=True):
         # Callers overwrite them. Autograd gives one tensor twice if views are only added up, and
@@ -46,6 +48,13 @@ def differentiate(
         gradients_NQ.append(own_NQ)
     detached = {name: term.detach() for name, term in terms.items()}
     return detached, [gradient_NQ[shard.rows] for gradient_NQ in gradients_NQ]
+
+
+def named(terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the addends that a method gives, unless they have no names."""
+    if not isinstance(terms, dict):
+        raise RegbenchError("terms must return a dictionary of scalars, such as {'loss': loss}")
+    return terms
 
 
 def with_slopes(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:

@@ -89,7 +89,7 @@ class Registry(Generic[P]):
             The class decorator.
 
         Raises:
-            RegbenchError: If a name is taken.
+            RegbenchError: If a name is taken, or the class is not one of settings.
         """
 
         def decorate(cls: C) -> C:
@@ -102,6 +102,8 @@ class Registry(Generic[P]):
                     module = self._presets[new][0].__module__
                     what = f"{self.kind} name {new!r} of {cls.__module__} is taken by {module}"
                     raise RegbenchError(f"{what}; choose another")
+            if "__dataclass_fields__" not in vars(cls):  # a base's lack those of this class
+                raise RegbenchError(f"{cls.__name__} needs @settings below @register")
             _forget()
             self._classes[name] = cls
             self._presets |= {new: (cls, values) for new, values in {name: {}, **presets}.items()}
@@ -139,6 +141,9 @@ class Registry(Generic[P]):
         before = {*self._classes}
         try:
             entry_point.load()
+            modules = {cls.__module__ for cls in self._classes.values()}
+            if self._classes.keys() == before and entry_point.module not in modules:
+                raise RegbenchError(f"no class of {entry_point.module} has @register(NAME)")
             # The commands list its settings: defaults that fail are found here.
             for name in self._classes.keys() - before:
                 self.plain(self._build(name, {}))

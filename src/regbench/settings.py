@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import marshal
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ def settings(cls: type[T]) -> type[T]:
 
     The class itself refuses settings that do not fit together, in `__post_init__`.
     """
+    _, _, meanings = (cls.__doc__ or "").partition("Attributes:")
+    for name in re.findall(r"^\s+(\w+): ", meanings, re.MULTILINE):
+        value = None if name in cls.__annotations__ else vars(cls).get(name)
+        if value is not None and not hasattr(value, "__get__"):  # as properties and methods have
+            raise RegbenchError(f"{cls.__name__}.{name} needs a type, as in {name}: float = 1.0")
     made = validated(cls, frozen=True, kw_only=True, config=STRICT)
     # pydantic's refusals name fields and types of Python; a user needs the setting as an override
     # has it.

@@ -284,6 +284,13 @@ def test_refusals_say_in_one_line_what_is_wanted() -> None:
     assert not wrong
 
 
+def test_a_state_without_a_teacher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regbench.methods.simclr.SimCLR.target_transform", lambda *_: "a state")
+    load_run(["method=simclr", "network.teacher=stop_gradient"])
+    said = refusal("method=simclr")
+    assert re.match("the target_transform of SimCLR, .* without effect with network.teacher", said)
+
+
 class Colour(enum.Enum):
     RED = "red"
 

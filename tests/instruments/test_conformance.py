@@ -134,6 +134,13 @@ class ComputesInFloat32(Plain):
         return super().terms(z1_NQ.float(), z2_NQ.float())
 
 
+class DrawsInTheirDtype(Plain):
+    random = True
+
+    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
+        return {"drawn": (z1_NQ - z2_NQ + torch.randn_like(z1_NQ)).square().mean()}
+
+
 class Fails(Plain):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         raise ValueError("not written yet")
@@ -181,6 +188,8 @@ def test_what_broke_and_the_size_of_the_error_are_said() -> None:
     assert (failed.error, failed.where) == (math.inf, "ValueError: not written yet")
     low = checked(ComputesInFloat32(), "gradient")
     assert "of a lower precision than the embeddings" in low.where
+    drawn = checked(DrawsInTheirDtype(), "float32")
+    assert not drawn.ok and "in float32: torch.randn(..., device=z.device).to(z)" in drawn.where
     wrong = checked(WrongGradient(alignment_weight=0.0), "gradient")
     assert wrong.error == pytest.approx(1e-3, rel=1e-3)
 

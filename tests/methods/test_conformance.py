@@ -94,6 +94,17 @@ def test_terms_are_scalars_that_sum_to_the_loss(method: Regularizer) -> None:
     assert total.item() == pytest.approx(sum(term.item() for term in terms.values()), rel=1e-12)
 
 
+@pytest.mark.parametrize("form", ["auto", "textbook"])
+@pytest.mark.parametrize(("name", "function"), [("mec", "terms"), ("intl", "view_terms")])
+def test_terms_without_names_are_refused(
+    name: str, function: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = methods.build(name)
+    monkeypatch.setattr(type(method), function, lambda *_: torch.ones(()))
+    with is_refused("terms must return a dictionary of scalars, such as "):
+        method(*draw(6, 4), engine=Engine(form=form))
+
+
 IMPOSSIBLE: list[tuple[tuple[int, ...], ...]]
 IMPOSSIBLE = [(shape, shape) for shape in ((1, 3), (4, 0), (12,), (2, 3, 4))]
 IMPOSSIBLE += itertools.permutations([(4, 3), (4, 2), (3, 3)], 2)

@@ -136,6 +136,23 @@ def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(
         ask(LossFile.of(written(tmp_path, text)), tmp_path / "plug_in", compute_once, 8, 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "space", "said"),
+    [
+        ("vicreg.py", "{}", "'vicreg' .* choose another: rename the file, or give FILE:NAME$"),
+        ("my_loss.py", "{'wieght': Range(1, 2)}", "pull: space: wieght must be a hyperparameter "),
+        ("my_loss.py", "{'weight': (1, 2)}", "pull: space: weight must .* Range or Choice; "),
+    ],
+)
+def test_a_name_or_a_space_that_cannot_be_is_refused(
+    name: str, space: str, said: str, tmp_path: Path
+) -> None:
+    text = f"{PULL}\nfrom regbench.spaces import Range\npull.space = {space}"
+    file = LossFile.of(written(tmp_path, text, name))
+    with is_refused(said), entered(file, tmp_path / "plug_in"):
+        pass
+
+
 @pytest.mark.parametrize("track", ["scenes", "minute"])
 def test_a_challenge_says_what_fails_in_a_loss_and_where(track: str, tmp_path: Path) -> None:
     file = written(
@@ -160,6 +177,7 @@ def test_the_gradient_of_what_keeps_a_state_is_told_with_what_to_do() -> None:
     assert (
         result is not None and not result.ok and "compute that from the embeddings" in result.where
     )
+    assert "it draws from another generator than torch's global one, or" in result.where
 
 
 @pytest.fixture(scope="module")
