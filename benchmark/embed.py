@@ -57,7 +57,17 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     """
     trained = load(directory)
     listing = Listing(folder, allow_empty=True)
-    files = listing.images_below(folder) if folder.is_dir() else []
+    files, seen = [], []
+    for file in listing.images_below(folder) if folder.is_dir() else []:
+        try:
+            status = file.stat()
+        except OSError as error:  # a link to nothing, for example
+            listing.append(f"{file} cannot be read: {error.strerror}")
+            continue
+        files.append(file)
+        seen.append([named(file, folder), status.st_size, status.st_mtime_ns])
+    for fault in listing:
+        log.warning("left out: %s", fault)
     if not files:
         raise RegbenchError(f"{folder} holds no image; give a folder with images that Pillow reads")
     for note in listing.unread():
@@ -68,10 +78,6 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     trained.module.to(compute.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = Encoder(trained.module, trained.dim, precision)
     names, mean_CD = _classes(trained, encoder, compute)
-    seen = []
-    for file in files:
-        status = file.stat()
-        seen.append([named(file, folder), status.st_size, status.st_mtime_ns])
     made_by = [names, precision, trained.interpolation, mean_CD.tolist()]
     network = fingerprint(trained.module, made_by)
     key = digest({"files": seen, "network": network, "dataset": plain(trained.cell.dataset)})

@@ -69,7 +69,9 @@ class Trained:
                 raise RegbenchError(f"the image cannot be read: {error}") from error
         else:
             picture = self._stored(Path(image)).convert("RGB")
-        pixels = np.asarray(picture)[:, :, : dataset.channels]
+        if dataset.channels == 1:
+            picture = picture.convert("L")  # of grey its values, of colours what they look like
+        pixels = np.atleast_3d(np.asarray(picture))
         height, width = np.array([pixels.shape[:2]]).T
         boxes = center_boxes(height, width, dataset.eval_resize, dataset.image_size)
         to_height, to_width, row, column = boxes[0, 5:].tolist()

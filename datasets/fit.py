@@ -109,7 +109,9 @@ def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> di
     image_px, grey, num_classes = _UNKNOWN_PX, False, 0
     if manifest:
         train = manifest.splits[manifest.pretraining_split]
-        image_px, grey = train["image_px"], train["grey"]
+        image_px = train["image_px"]
+        # The colours of any split would be lost in one channel.
+        grey = all(split["grey"] for split in manifest.splits.values())
         num_classes = len(manifest.class_names)
     given_px, size_px = dataset.get("image_size"), min(image_px, 224)
     if isinstance(given_px, int):

@@ -22,9 +22,11 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.overrides import row_values
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import SweepFile, load_rows, load_sweep, read_rows
-from regbench.datasets.stored.manifest import Manifest, SplitEntry
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.stored.manifest import FILE_NAME, Manifest, SplitEntry
+from regbench.datasets.stored.prepare import INPUTS
 from regbench.errors import RegbenchError
-from regbench.files import digest, write_new, write_text
+from regbench.files import digest, write_new
 from regbench.settings import read_yaml
 from regbench.sweeps.local import at_a_time
 from regbench.sweeps.run import Execute, refuse_unfinished
@@ -184,32 +186,42 @@ def own_file(
     return path
 
 
-def claim(data_dir: Path, name: str, folder: Path, *, known: bool) -> None:
-    """Keep a data set's name for the images of one folder.
+def relabelled(
+    config: DatasetConfig, data_dir: Path, runs_dir: Path, folder: Path, again: str
+) -> bool:
+    """Return whether the images of a folder are prepared, but with other labels than are given.
 
     Args:
+        config: The data set of this folder.
         data_dir: The folder of all prepared data sets.
-        name: Name of the data set.
+        runs_dir: The folder of runs.
         folder: The images.
-        known: Whether a data set of this name was prepared before.
+        again: The command that prepares them again.
 
     Raises:
-        RegbenchError: If the name is that of another folder's images.
+        RegbenchError: If the data set's name is that of another folder's images, or if a comparison
+            was begun with the other labels.
     """
-    path = data_dir / name / "folder.txt"
-    if known and not path.exists():
-        raise RegbenchError(
-            f"the data set {name} was prepared before, and it is not known from which folder; give "
-            f"another name, dataset.name=NAME, or remove {path.parent}"
-        )
+    path = data_dir / config.name / INPUTS
+    if not (path.parent / FILE_NAME).exists():
+        return False
+    what = f"the data set {config.name} was prepared"
+    remedy = f"give another name, dataset.name=NAME, or prepare it again: {again}"
     if not path.exists():
-        write_text(path, str(folder.resolve()))
-    owner = path.read_text()
-    if owner != str(folder.resolve()):
+        raise RegbenchError(f"{what} before, and it is not known from which folder; {remedy}")
+    owner, *found = path.read_bytes().decode().split("\n")
+    home, *asked = config.source.inputs(folder).split("\n")
+    if owner != home:
         raise RegbenchError(
-            f"the data set {name} was prepared from {owner}; give the images of {folder} another "
-            "name: dataset.name=NAME"
+            f"{what} from {owner}; give the images of {folder} another name: dataset.name=NAME"
         )
+    # Before labels were noted, the file held the folder alone.
+    if not found or found == asked:
+        return False
+    for cell in runs_dir.glob(f"{config.name}_[0-9]*h*/*/config.yaml"):
+        other = f"with {found[0]}, not {asked[0]}, and {cell.parent.parent} compares methods on it"
+        raise RegbenchError(f"{what} {other}; {remedy}")
+    return True
 
 
 def _measured(

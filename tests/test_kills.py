@@ -179,7 +179,7 @@ def content(path: Path) -> Any:
 
 
 # What each attempt has of its own, and temporary files of its killed writers, which nobody reads.
-OF_ATTEMPTS = re.compile(r"attempts/|logs/|-\d{4}[-.]|runs/(.*/)?[.](?!.*[.]regbench$)")
+OF_ATTEMPTS = re.compile(r"attempts/|logs/|folder.txt|-\d{4}[-.]|runs/(.*/)?[.](?!.*[.]regbench$)")
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -192,6 +193,7 @@ def test_shares_that_cannot_be_are_refused() -> None:
     ("image_px", "grey", "expected"),
     [
         (28, True, ("small_grey", "resnet_tiny", 28, 28, 1)),
+        (28, True, ("small_color", "resnet_tiny", 28, 28, 3)),  # the test has colours
         (28, False, ("small_color", "resnet_tiny", 28, 28, 3)),
         (99, False, ("small_color", "resnet_tiny", 99, 99, 3)),
         (100, False, ("imagenet", "resnet18", 100, 100, 3)),
@@ -208,7 +210,9 @@ def test_what_fits_the_images_is_chosen(
 ) -> None:
     entry: SplitEntry = {**birds_manifest.splits["train"], "num_samples": 100}
     entry["image_px"], entry["grey"] = image_px, grey
-    replace(birds_manifest, name="birds", splits={"train": entry}).save(tmp_path)
+    test: SplitEntry = {**entry, "grey": expected[-1] == 1}
+    splits = {"train": entry, "test": test}
+    replace(birds_manifest, name="birds", splits=splits).save(tmp_path)
     birds = complete({"name": "birds", "source": "imagefolder"})
     chosen = fitting(birds, 256, 5, tmp_path, given=())
     of_images = [f"dataset.{name}" for name in ("image_size", "eval_resize", "channels")]
@@ -515,11 +519,39 @@ def test_without_labels_the_answer_recommends_none(data_dir: Path, tmp_path: Pat
     assert {record.environment["loader"] for record in records} <= {"ffcv", "torchvision"}
 
 
-def test_images_of_one_class_are_not_compared(data_dir: Path, tmp_path: Path) -> None:
+def test_the_advice_of_own_leads_on(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a damaged image, images of one class, other labels, and a comparison of these."""
+    monkeypatch.setattr("regbench.cli.own.executor", lambda *_: measured)
     folder = draw(tmp_path / "birds", 30, 8)
     for name in CLASSES[1:]:
         shutil.rmtree(folder / name)
-    assert "all images are of one class, 'heron': give labels" in refusal("own", folder, *QUICK)
+    (folder / "heron" / "heron_000.png").write_bytes(b"none")
+    plan = ("own", folder, "--plan", "--hours", "5")
+    assert "or leave them out with --skip-unreadable" in refusal(*plan)
+    by_hand = ("prepare", "imagefolder", "--source-dir", folder, "dataset.name=birds")
+    done(*by_hand, "--skip-unreadable")  # which own then knows
+    assert "all images are of one class, 'heron': give labels" in refusal(*plan)
+    labels = tmp_path / "labels.csv"
+    of_table, skipping = f"dataset.source.labels={labels}", "--skip-unreadable"
+    again = "was prepared with other labels, and is prepared again"
+    assert again in done(*plan, "dataset.source.unlabelled=true", skipping).output
+    for classes in (["old", "young"], ["cat", "dog"], ["crow", "swan"]):
+        rows = [f"heron/heron_{i:03}.png,{classes[i % 2]}" for i in range(30)]
+        write_text(labels, "\n".join(["file,label", *rows]))
+        if "crow" in classes:  # a comparison was begun with the others
+            write_text(tmp_path / "runs" / "birds_5h" / "0123456789ab" / "config.yaml", "")
+            line = refusal(*plan, of_table, skipping)
+            assert "with labels ../labels.csv (SHA-256 " in line and "birds_5h compares" in line
+            done(*shlex.split(line.rpartition(": regbench ")[2]))
+        assert (again in done(*plan, of_table, skipping).output) == ("crow" not in classes)
+        assert again not in done(*plan, of_table).output
+        manifest = Manifest.load(data_dir, "birds")
+        assert manifest.class_names == classes
+    replace(manifest, created="2026-01-02T03:04:05+00:00").save(data_dir)
+    hint = f"05+00:00; regbench prepare imagefolder --source-dir {folder} dataset.name=birds "
+    assert hint in done(*plan, of_table).output
 
 
 def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
@@ -532,7 +564,8 @@ def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
     name = f"birds_2h_{digest({'settings': settings})[:6]}"
     path = tmp_path / "runs" / name / f"{name}.yaml"
     write_text(path, yaml.safe_dump(plan | {"final_seeds": [0]}))
-    # What was prepared by hand may be of another folder.
+    # Older versions did not note the folder where images were prepared by hand, and never labels.
+    (tmp_path / "data" / "birds" / "folder.txt").unlink()
     assert "and it is not known from which folder" in refusal("own", folder, *QUICK[1:])
     write_text(tmp_path / "data" / "birds" / "folder.txt", str(folder.resolve()))
     said = done("own", folder, "--hours", "2", "--plan", *QUICK[1:]).output

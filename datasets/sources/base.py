@@ -115,6 +115,10 @@ class Source(ABC):
                 faults, and says where to get it.
         """
 
+    def inputs(self, folder: Path) -> str:
+        """State what images of one's own are made of: the folder and, a line each, what else."""
+        return f"/{named(folder.resolve(), Path('/'))}"
+
     def refuse(
         self, where: object, wrong: Sequence[str], found: Mapping[str, int] | None = None
     ) -> None:

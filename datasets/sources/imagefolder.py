@@ -24,6 +24,7 @@ from regbench.datasets.sources.base import (
 from regbench.datasets.sources.layouts import (
     Files,
     Listing,
+    composed,
     parts_of,
     train_and_val,
     with_unlabelled,
@@ -39,6 +40,7 @@ from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.settings import settings
 from regbench.text import few
+from regbench.wording import shown
 
 Chosen = dict[str, Mapping[str, Sequence[Path]]]
 """Image files by split and class."""
@@ -121,6 +123,16 @@ class ImageFolder(DividedFiles):
                     f"dataset.source.{name} goes with dataset.source.held_out, not with "
                     "train_per_class, tuning_per_class and train_list"
                 )
+
+    def inputs(self, folder: Path) -> str:
+        """State the folder and its labels; see `Source.inputs`."""
+        labels = "null"
+        if self.labels is not None:
+            path = find_list(self.labels, folder, "labels").resolve()
+            labels = named(path, folder.resolve())
+            if path.is_file():
+                labels += f" (SHA-256 {file_sha256(path)})"
+        return f"{super().inputs(folder)}\nlabels {labels}, unlabelled {shown(self.unlabelled)}"
 
     def open(self, folder: Path | None, downloads: Path) -> Contents:
         """Read the folder; see `Source.open`."""
@@ -256,7 +268,7 @@ def _divide_by_hash(
         hashes = {}
         for path in images:
             name = path.relative_to(home if home in path.parents else seen.root)
-            hashes[path] = hashlib.sha256(os.fsencode(f"{label}/{name}")).digest()
+            hashes[path] = hashlib.sha256(os.fsencode(composed(f"{label}/{name}"))).digest()
         ranked = sorted(images, key=hashes.__getitem__)
         # At least one image in each split.
         count = min(max(1, round(share * len(images))), (len(images) - 1) // max(1, len(missing)))

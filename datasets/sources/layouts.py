@@ -18,6 +18,8 @@ from __future__ import annotations
 import csv
 import functools
 import os
+import unicodedata
+from collections import Counter
 from pathlib import Path
 
 from regbench.datasets.published import Faults
@@ -43,6 +45,9 @@ _NOT_DECODED = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 
 Files = dict[str, list[Path]]
 """Image files by class, in the order of the labels."""
+
+composed = functools.partial(unicodedata.normalize, "NFC")
+"""Write a name in the one form of those that look alike: macOS may write é as two characters."""
 
 
 class Listing(Faults):
@@ -102,7 +107,11 @@ class Listing(Faults):
         waiting, seen = [folder], set()
         while waiting:
             here = waiting.pop()
-            status = here.stat()
+            try:
+                status = here.stat()
+            except OSError as error:
+                self.append(f"{here} cannot be listed ({error.strerror})")
+                continue
             # Links can lead back to a folder that holds them.
             if (status.st_dev, status.st_ino) in seen:
                 continue
@@ -140,7 +149,7 @@ def _no_image(entry: os.DirEntry[str]) -> str:
     if dot + suffix not in _suffixes():
         return dot + suffix if dot else "without an ending"
     # Reading a pipe or a device may never end. A link to nothing is an image that is missing.
-    if Path(entry).exists() and not entry.is_file():
+    if not entry.is_file() and Path(entry).exists():
         return "no regular files"
     return ""
 
@@ -274,6 +283,9 @@ def _class_files(folder: Path, seen: Listing) -> Files:
     if nested:
         what = f"{len(nested):,} images are read from folders inside those of their classes"
         seen.notes.append(f"{what}, such as {named(nested[0], seen.folder)}")
+    forms = Counter(map(composed, classes))
+    alike = [name for name in classes if forms[composed(name)] > 1]
+    seen.add(alike, f"class folders of {folder.name}/ are one name in two forms of Unicode")
     what = f"{len(loose):,} images"
     if loose and not classes:
         unlabelled = f"the {what} in it have no labels: give them with --labels FILE.csv"
@@ -303,6 +315,8 @@ def like_train(train: Files, files: Files, where: str, seen: Listing) -> Files:
     """
     if not train or not files:
         return files
+    of_train = {composed(name): name for name in train}
+    files = {of_train.get(composed(name), name): paths for name, paths in files.items()}
     if (lacking := sorted(train.keys() - files.keys())) and not seen.allow_empty:
         seen.append(f"{where} lacks {len(lacking):,} classes of train/: {few(lacking)}")
     if lacking := sorted(files.keys() - train.keys()):

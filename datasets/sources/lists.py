@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regbench.datasets.published import SIMCLR_LISTS, Faults, refuse_if
 from regbench.datasets.sources.base import named
-from regbench.datasets.sources.layouts import PARTS, Files, Listing, like_train
+from regbench.datasets.sources.layouts import PARTS, Files, Listing, composed, like_train
 from regbench.errors import RegbenchError
 from regbench.files import file_sha256
 from regbench.text import few
@@ -133,7 +133,7 @@ def of_labels(
     lines: dict[Path, int] = {}
     parts: dict[str, Files] = {}
     for number, row in rows:
-        name, label = (row["file"] or "").strip(), (row["label"] or "").strip()
+        name, label = (row["file"] or "").strip(), composed((row["label"] or "").strip())
         split = (row.get("split") or "").strip()
         image, part, fault = folder / name, first, ""
         if "split" in columns:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,8 @@ _SPLITS |= dict.fromkeys(("validation", "valid", "val"), "validation")
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)")
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+# Beside whole numbers; all labels of a file may be missing.
+_LABEL_TYPES = ("string", "large_string", "string_view", "bool", "null")
 # Rows that are read at a time.
 _ROWS = 256
 
@@ -86,6 +89,14 @@ class Parquet(DividedFiles):
             if shard.columns != everything[0].columns:
                 name = shard.path.name
                 wrong.append(f"{name} has other columns or classes than the files before it")
+        kinds: dict[str, str] = {}
+        for shard in everything:
+            for kind in sorted({type(label).__name__ for label in shard.labels} - {"NoneType"}):
+                kinds.setdefault(kind, f"{kind} in {shard.path.name}")
+        if len(kinds) > 1:
+            wrong.append(f"labels are of different types: {', '.join(kinds.values())}")
+        names = Counter(everything[0].columns.class_names if everything else None)
+        wrong.add([name for name in names if names[name] > 1], "names are of two classes or more")
         self.refuse(folder, wrong)
         labels, class_names = _number_labels(shards)
         roles = _roles(labels, tuned=self.tuning_per_class is not None)
@@ -155,8 +166,9 @@ def _examine(split: str, paths: Sequence[Path], wrong: Faults) -> list[_Shard]:
                 if columns is None:
                     images, of_labels = ", ".join(_IMAGE_COLUMNS), ", ".join(_LABEL_COLUMNS)
                     needed = f"image files ({images}) or none of labels ({of_labels})"
-                    names = ", ".join(file.schema_arrow.names)
-                    wrong.append(f"{path.name} has no column of {needed}; it has {names}")
+                    names = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
+                    what = f"{path.name} has no column of {needed} as text or whole numbers"
+                    wrong.append(f"{what}; it has {names}")
                     continue
                 labels = file.read([columns.label]).column(0).to_pylist()
                 shards.append(_Shard(path, columns, labels))
@@ -192,7 +204,9 @@ def _find_columns(schema: Any) -> _Columns | None:
         image, image_type = f"{image}.bytes", image_type.field("bytes").type
     if not (types.is_binary(image_type) or types.is_large_binary(image_type)):
         return None
-    if not (types.is_integer(label_type) or types.is_string(label_type)):
+    if types.is_dictionary(label_type):
+        label_type = label_type.value_type
+    if not (types.is_integer(label_type) or str(label_type) in _LABEL_TYPES):
         return None
     class_names = None
     if kinds.get(label) == "ClassLabel":
@@ -213,7 +227,7 @@ def _number_labels(shards: dict[str, list[_Shard]]) -> tuple[dict[str, Labels], 
         classes: list[Any] = list(range(len(class_names)))
     else:
         # Hugging Face writes -1 where a test split keeps its labels secret.
-        given = {value for value in values["train"] if value is not None}
+        given = {*values["train"]} - {None, ""}
         classes = sorted(value for value in given if isinstance(value, str) or value >= 0)
     number = {value: label for label, value in enumerate(classes)}
     labels = {}

@@ -33,6 +33,8 @@ _INT_FIELD, _IMAGE_FIELD = 1, 2
 _VERSION = 2
 # The least page size of FFCV's own writer.
 MIN_PAGE_BYTES = 1 << 21
+# The largest power of two that the header has room for.
+MAX_PAGE_BYTES = 1 << 31
 
 Array = npt.NDArray[Any]
 

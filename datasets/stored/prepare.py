@@ -17,12 +17,21 @@ from regbench.datasets.published import refuse_if
 from regbench.datasets.sources.base import Contents
 from regbench.datasets.sources.latents import Latents
 from regbench.datasets.stored.latent_files import write_latents
-from regbench.datasets.stored.manifest import FILE_NAME, LOCK, Manifest, prepared_from
+from regbench.datasets.stored.manifest import (
+    FILE_NAME,
+    LOCK,
+    Manifest,
+    prepared_from,
+    save_text,
+)
 from regbench.datasets.stored.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
 from regbench.files import lock
 from regbench.text import printable
 from regbench.version import __version__
+
+INPUTS = "folder.txt"
+"""Name of the file, beside the manifest, of the `Source.inputs` of one's own images."""
 
 
 def prepare(
@@ -85,6 +94,8 @@ def prepare(
             taken_from={split: printable(text) for split, text in contents.taken_from.items()},
             notes=[printable(note) for note in (*contents.notes, *notes)],
         )
+        if config.source.own and source_dir is not None:
+            save_text(folder / INPUTS, config.source.inputs(source_dir))
         manifest.save(data_dir)
     return manifest
 

@@ -19,6 +19,7 @@ import numpy as np
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import Contents, ImageFiles, Labels, Source, Split
 from regbench.datasets.stored.beton import (
+    MAX_PAGE_BYTES,
     MIN_PAGE_BYTES,
     Beton,
     LargerThanPage,
@@ -82,6 +83,9 @@ class _Stored:
     ) -> Iterator[Sample]:
         """Pass on what can be read; the rest is added to `left_out`."""
         for row, sample in enumerate(samples):
+            if isinstance(sample, Sample) and len(sample.data) > MAX_PAGE_BYTES:
+                reason = f"it takes {len(sample.data):,} bytes, and {MAX_PAGE_BYTES:,} is the most"
+                sample = Unreadable(sample.origin, reason)
             if isinstance(sample, Unreadable):
                 left_out[sample.origin] = sample.reason
                 continue
@@ -128,6 +132,7 @@ def _write_split(
         # FFCV finds the page of an image by shifting its address, so the size of a page is a power
         # of two.
         page_bytes = max(MIN_PAGE_BYTES, 1 << (4 * largest_bytes - 1).bit_length())
+        page_bytes = min(page_bytes, MAX_PAGE_BYTES)
         try:
             content_sha256 = write_beton(path, images(stored), len(split.labels), page_bytes)
             break

@@ -66,8 +66,9 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     if not is_whole(path, entry["origins_sha256"]):
         remedy = f"write it again: regbench prepare {folder.name} --force"
         raise RegbenchError(f"{path} {_CHANGED}; {remedy}")
-    # A name may hold characters that splitlines treats as the end of a line.
-    return [(int(line[:8], 16), line[9:]) for line in path.read_text().split("\n")[:-1]]
+    # A name may hold characters that splitlines, and read_text, treat as the end of a line.
+    lines = path.read_bytes().decode().split("\n")[:-1]
+    return [(int(line[:8], 16), line[9:]) for line in lines]
 
 
 def _read_back(beton: Beton, origins: list[tuple[int, str]], title: str) -> tuple[list[str], str]:

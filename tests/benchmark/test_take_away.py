@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -83,6 +84,16 @@ def test_load_gives_the_features_that_evaluations_see(
     torch.testing.assert_close(found_ND, seen.x_ND[:40], rtol=0, atol=1e-6)
     torch.testing.assert_close(opened_ND, found_ND, rtol=0, atol=1e-6)
     assert found_ND.std(dim=0).max() > 1e-3
+
+
+def test_a_network_of_one_channel_sees_what_colours_look_like(
+    shared: list[str], tmp_path: Path
+) -> None:
+    loaded = regbench.load(trained(shared, "network=resnet18", "augmentation=small_grey", *GREY))
+    colours = stripes(0, 0)
+    colours.save(tmp_path / "colours.png")
+    for image in (colours, tmp_path / "colours.png"):
+        assert torch.equal(loaded.transform(image), loaded.transform(colours.convert("L")))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +182,14 @@ def test_networks_are_exported_for_onnx(resnet: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """30 images in folders, one file that is none, and one that is damaged."""
+    """30 images in folders, one file that is none, one that is damaged, and a link to nothing."""
     for number in range(30):
         path = tmp_path / "images" / str(number % 2) / f"{number:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         stripes(number % 3, 2000 + number).save(path)
     (tmp_path / "images" / "notes.txt").write_text("none")
     (tmp_path / "images" / "damaged.png").write_bytes(b"none")
+    (tmp_path / "images" / "lost.png").symlink_to("nowhere.png")
     return tmp_path / "images"
 
 
@@ -187,12 +199,25 @@ def test_embed_gives_file_embedding_and_nearest_classes(
     folder: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
+    (folder / "closed").mkdir()
+    scandir = os.scandir
+
+    def unless_closed(path: Any) -> Any:
+        if path == folder / "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", unless_closed)
     out = tmp_path / "embeddings.parquet"
     result = run("embed", directory, folder, "--out", out, *own(shared))
     assert result.output.endswith("embeddings.parquet: 30 images\n")
-    assert "damaged.png cannot be read" in caplog.text
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    for unread in ("damaged.png cannot be read: it is ", "lost.png cannot be read: No such file"):
+        assert any(unread in message for message in warned)
+    assert f"left out: {folder / 'closed'} cannot be listed (Permission denied)" in warned
     table = pd.read_parquet(out)
     assert sorted(table["file"]) == sorted(f"{n % 2}/{n:02}.png" for n in range(30))
     loaded = regbench.load(directory)

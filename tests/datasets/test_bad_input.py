@@ -31,11 +31,13 @@ from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.sources.base import SOURCES, ImageFiles
+from regbench.datasets.sources.layouts import Listing
 from regbench.datasets.stored import encode as encoding
 from regbench.datasets.stored.beton import Beton, Sample
 from regbench.datasets.stored.encode import Unreadable
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
+from regbench.datasets.stored.split_files import write_splits
 from regbench.datasets.stored.verify import verify
 from regbench.datasets.stored.voc_files import read_image
 from tests.datasets.preparing import BACKENDS, FFCV, folder_config, make_imagefolder, saved
@@ -153,6 +155,19 @@ def test_no_source_reads_a_device(tmp_path: Path, source: str, names: list[str])
         read_image(tmp_path / names[0])
 
 
+def test_pages_are_as_large_as_a_header_can_say(
+    tmp_path: Path, root: Path, config: DatasetConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = config.source.open(root, root)
+    large = replace(found.splits["test"], largest_bytes=2**29 + 1)
+    write_splits(config, replace(found, splits={"test": large}), tmp_path)
+    assert len(Beton(tmp_path / "test.beton")) == 6
+    monkeypatch.setattr("regbench.datasets.stored.split_files.MAX_PAGE_BYTES", len(JPEG))
+    (root / "val" / "ant" / "large.jpg").write_bytes(JPEG + b"more")
+    with is_refused(rf"val/ant/large\.jpg \(it takes {len(JPEG) + 4:,} bytes, and .* is the most"):
+        prepare(config, tmp_path, source_dir=root)
+
+
 def test_mended_images_are_read_again(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
     path = root / "val" / "bee" / "bee_000.jpg"
     whole = path.read_bytes()
@@ -205,7 +220,7 @@ def test_odd_images_come_the_same_out_of_both_loaders(
 
 
 def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) -> None:
-    names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", "a, (b); c.jpg"]
+    names = ["日本語.jpg", "naïve café.jpg", "two\nlines.jpg", "a, (b); c.jpg", "mac\rline.jpg"]
     names.append(os.fsdecode(b"latin \xe9.jpg"))
     for part in ("train", "val"):
         (root / part / "cat").rename(root / part / "猫")
@@ -213,11 +228,11 @@ def test_names_in_any_script(tmp_path: Path, root: Path, config: DatasetConfig) 
             (root / part / "猫" / name).write_bytes(JPEG)
     manifest = prepare(config, tmp_path, source_dir=root)
     assert manifest.class_names == ["ant", "bee", "猫"]
-    lines = (tmp_path / "insects" / "train.origins.txt").read_text().splitlines()
-    assert len(lines) == manifest.splits["train"]["num_samples"] == 14
+    lines = (tmp_path / "insects" / "train.origins.txt").read_bytes().decode().split("\n")[:-1]
+    assert len(lines) == manifest.splits["train"]["num_samples"] == 15
     origins = {line[9:] for line in lines}
     assert {f"train/猫/{name}.jpg" for name in ("日本語", r"two\nlines", r"latin \xe9")} <= origins
-    assert verify("insects", tmp_path) == (25, [])
+    assert verify("insects", tmp_path) == (27, [])
     assert Manifest.load(tmp_path, "insects") == manifest
 
 
@@ -256,6 +271,13 @@ def test_no_permission_is_one_line(as_nobody: Path, config: DatasetConfig) -> No
             prepare(config, into, source_dir=root)
         path.chmod(before)
     prepare(config, data, source_dir=root)
+    # What may be listed need not be entered.
+    secret.rename(root / "train" / "loose.jpg")
+    (root / "train").chmod(0o600)
+    seen = Listing(root, allow_empty=True)
+    assert len(seen.images_below(root)) == 4
+    names = ("ant", "bee", "cat")
+    assert seen == [f"{root}/train/{name} cannot be listed (Permission denied)" for name in names]
     beton = data / "insects" / "train.beton"
     beton.chmod(0)
     problem = f"cannot read {beton}: Permission denied"
@@ -441,7 +463,7 @@ def test_a_killed_writer(tmp_path: Path, root: Path, config: DatasetConfig) -> N
     prepare(config, tmp_path, source_dir=root)
     prepare(config, tmp_path / "undisturbed", source_dir=root)
     assert contents(folder) == contents(tmp_path / "undisturbed" / "insects")
-    names = {"train.beton", "train.origins.txt", "test.beton", "test.origins.txt"}
+    names = {"train.beton", "train.origins.txt", "test.beton", "test.origins.txt", "folder.txt"}
     assert set(contents(folder)) == names
 
 
@@ -461,7 +483,7 @@ def test_it_may_end_between_any_two_files(
         renamed.append(path)
         return replace(temporary, path)
 
-    for last in range(5):
+    for last in range(6):
         data = tmp_path / str(last)
         renamed.clear()
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -472,7 +494,7 @@ def test_it_may_end_between_any_two_files(
         prepare(config, data, source_dir=root)
         assert contents(data / "insects") == contents(tmp_path / "insects")
     # The manifest is the last one, and all that it missed.
-    assert renamed[-1].name == "test.origins.txt" and len(renamed) == 4
+    assert renamed[-1].name == "folder.txt" and len(renamed) == 5
     # Beside files that are written anew there is no manifest of the old ones.
     for last in (0, 3):  # noqa: B007  # for replace_some
         renamed.clear()

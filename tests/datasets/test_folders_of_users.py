@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
@@ -369,6 +370,32 @@ def test_images_are_held_out_by_their_names_in_the_class(tmp_path: Path) -> None
         names = [f"{name}/patient {i}/slice.png" for i in range(20)]
         smallest = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:2]
         assert {*smallest} == {found for found in held_out[0] if found.startswith(name)}
+
+
+def test_a_name_is_the_same_in_either_form_of_unicode(tmp_path: Path) -> None:
+    """As Linux writes é, one character, or as macOS does, e and an accent."""
+    held_out = []
+    for form in ("NFC", "NFD"):
+        root = tmp_path / form / "root"
+        for path in [f"{name}/é{i}.png" for name in ("café", "thé") for i in range(20)]:
+            draw(root / normalize(form, path))
+        run(root)
+        held_out.append([normalize("NFC", name) for name in origins(root, "test")])
+    assert held_out[0] == held_out[1] and len(held_out[0]) == 4
+    labels = [f"thé/é{i}.png,{normalize(('NFC', 'NFD')[i % 2], 'fée')}" for i in range(8)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *labels]))
+    run(tmp_path / "NFC" / "root", "--labels", f"{tmp_path}/labels.csv", "dataset.name=table")
+    assert Manifest.load(tmp_path / "NFC" / "data", "table").class_names == ["fée"]
+    root = tmp_path / "parts" / "root"
+    for part, form in (("train", "NFC"), ("val", "NFD")):
+        shutil.copytree(tmp_path / form / "root", root / part)
+    assert "40 images in" in run(root).stdout
+    assert Manifest.load(root.parent / "data", "imagefolder").class_names == ["café", "thé"]
+    shutil.copytree(root / "val", root / "train", dirs_exist_ok=True)
+    assert (
+        "4 class folders of train/ are one name in two forms of Unicode"
+        in run(root, "dataset.name=other").stderr
+    )
 
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:

@@ -36,10 +36,11 @@ def write(
     names: Sequence[str] | None = ("ant", "bee", "cat"),
     columns: tuple[str, str] = ("image", "label"),
     row_group: int = 4,
+    kind: Any = None,
 ) -> None:
     """One file: an image for each label, numbered from `first`."""
     images = [{"bytes": jpeg(first + i), "path": f"{i}.jpg"} for i in range(len(labels))]
-    table = pa.table({columns[0]: pa.array(images, IMAGE), columns[1]: list(labels)})
+    table = pa.table({columns[0]: pa.array(images, IMAGE), columns[1]: pa.array(labels, kind)})
     if names is not None:
         classes = {"names": list(names), "_type": "ClassLabel"}
         features = {columns[0]: {"_type": "Image"}, columns[1]: classes}
@@ -118,14 +119,21 @@ def test_metadata_that_says_nothing_of_the_columns(tmp_path: Path, source: Path)
         assert opened(config(), source).class_names == ["0", "1", "2"]
 
 
-def test_classes_by_the_labels_themselves(tmp_path: Path) -> None:
-    for values in ((3, 10, 20), ("ant", "bee", "cat")):
-        for split, first in (("train", 0), ("test", 50)):
-            path = tmp_path / "source" / f"{split}-00000-of-00001.parquet"
-            write(path, values[::-1], first=first, names=None)
-        contents = opened(config(), tmp_path / "source")
-        assert contents.class_names == [str(value) for value in values]
-        assert contents.splits["test"].labels.tolist() == [2, 1, 0]
+TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.bool_(), *TEXTS], ids=str)
+def test_classes_by_the_labels_themselves(kind: pa.DataType, tmp_path: Path) -> None:
+    numbers: dict[Any, Sequence[Any]] = {pa.int64(): (3, 10, 20), pa.bool_(): (False, True)}
+    classes = numbers.get(kind, ("ant", "bee", "cat"))
+    # The labels of the test are secret.
+    secret = (["", None], kind) if kind in TEXTS else ([None, None], pa.null())
+    splits = {"train": (classes, kind), "validation": (classes[::-1], kind), "test": secret}
+    for split, (labels, of_split) in splits.items():
+        write(tmp_path / "source" / f"{split}.parquet", labels, names=None, kind=of_split)
+    contents = opened(config(num_classes=len(classes)), tmp_path / "source")
+    assert contents.class_names == [str(value) for value in classes]
+    assert contents.splits["test"].labels.tolist() == [*range(len(classes))][::-1]
 
 
 # Its reader leaves the files to the garbage collector.
@@ -166,7 +174,7 @@ def test_refusals_of_files(tmp_path: Path, source: Path) -> None:
     write(shard, [0, 1, 2], columns=("image", "caption"), names=None)
     write(validation, [0, 1, 2], names=("ant", "bee", "dog"))
     refused(config(), source, "train-00001-of-00002.parquet has no")
-    pq.write_table(pa.table({"image": [[1, 2]], "label": [0]}), shard)
+    pq.write_table(pa.table({"image": [1], "label": [0]}), shard)
     refused(config(), source, "train-00001-of-00002.parquet has no")
     write(validation, [0, 1, 2])
     # An image is read only when it is written.
@@ -175,6 +183,18 @@ def test_refusals_of_files(tmp_path: Path, source: Path) -> None:
     shard.write_bytes(good[:-20])
     with is_refused(r"00001-of-00002\.parquet cannot be read \([^\n]*; download it again$"):
         list(contents.splits["train"].images())
+
+
+def test_refusals_of_labels(tmp_path: Path) -> None:
+    for train, test, names, reason in (
+        ([0, 1], [0.0, 1.0], None, "image (struct<bytes: binary, path: string>), label (double)"),
+        ([0, 1], ["0", "1"], None, "types: str in test.parquet, int in train.parquet"),
+        ([0, 1, 2], [0, 1], ("ant", "bee", "ant"), "1 names are of two classes or more: ant"),
+        (["ant", "", "bee"], ["ant", "bee"], None, "1 images of train have no label"),
+    ):
+        write(tmp_path / "train.parquet", train, names=names)
+        write(tmp_path / "test.parquet", test, names=names)
+        refused(config(num_classes=0), tmp_path, reason)
 
 
 def test_refusals_of_rows(tmp_path: Path, source: Path) -> None:

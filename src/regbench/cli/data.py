@@ -47,6 +47,7 @@ def prepare(
     allow_empty: bool,
     verify: bool,
     overrides: Sequence[str],
+    again: str = "--force",
 ) -> None:
     """Write a data set's .beton files and its manifest.
 
@@ -106,7 +107,7 @@ def prepare(
     for note in manifest.notes:
         click.echo(note)
     if manifest.created < begun:
-        click.echo(f"this was prepared on {manifest.created}; --force reads the source again")
+        click.echo(f"this was prepared on {manifest.created}; {again} reads the source again")
 
 
 def _prepare_voc07(source_dir: Path | None, force: bool, overrides: Sequence[str]) -> None:

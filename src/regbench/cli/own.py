@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,9 +23,15 @@ from regbench.errors import RegbenchError
 @click.option(
     "--plan", is_flag=True, help="Measure, and say what the budget can tell; train no more."
 )
+@click.option("--skip-unreadable", is_flag=True, help="Leave out images that cannot be read.")
 @click.pass_context
 def own(
-    ctx: click.Context, folder: Path, overrides: Sequence[str], hours: float, plan: bool
+    ctx: click.Context,
+    folder: Path,
+    overrides: Sequence[str],
+    hours: float,
+    plan: bool,
+    skip_unreadable: bool,
 ) -> None:
     """Say which method suits your own images, within some hours on this machine.
 
@@ -40,19 +47,33 @@ def own(
     """
     from regbench.benchmark.settings.runtime import STAGES
     from regbench.benchmark.settings.sweep import load_dataset, load_sweep, read_rows
-    from regbench.datasets.stored.manifest import FILE_NAME, Manifest
+    from regbench.datasets.stored.manifest import Manifest
     from regbench.reports.rows.power import can_tell
-    from regbench.sweeps.own import claim, own_file
+    from regbench.sweeps.own import own_file, relabelled
     from regbench.sweeps.run import run_tuning
     from regbench.wording import quoted
 
     if not any(override.startswith("dataset.name=") for override in overrides):
         overrides = (f"dataset.name={quoted(folder.resolve().name)}", *overrides)
     config, runtime = load_dataset(["dataset=imagefolder", *overrides])
-    data_dir = Path(runtime.data_dir)
-    known = (data_dir / config.name / FILE_NAME).exists()
-    ctx.invoke(prepare, dataset="imagefolder", source_dir=folder, overrides=overrides)
-    claim(data_dir, config.name, folder, known=known)
+    data_dir, runs_dir = Path(runtime.data_dir), Path(runtime.runs_dir)
+    given = [each for each in overrides if not each.startswith("dataset.name=")]
+    given += [*["--skip-unreadable"] * skip_unreadable, "--force"]
+    again = config.prepare_command.replace("FOLDER", shlex.quote(str(folder)), 1)
+    again += f" {shlex.join(given)}"
+    if force := relabelled(config, data_dir, runs_dir, folder, again):
+        click.echo(f"{folder} was prepared with other labels, and is prepared again")
+    ctx.invoke(
+        prepare,
+        dataset="imagefolder",
+        source_dir=folder,
+        force=force,
+        skip_unreadable=skip_unreadable,
+        overrides=overrides,
+        again=again,
+    )
+    # Another process may have prepared another folder under this name meanwhile.
+    relabelled(config, data_dir, runs_dir, folder, again)
     manifest = Manifest.load(data_dir, config.name)
     if len(manifest.class_names) == 1:
         raise RegbenchError(
@@ -60,7 +81,7 @@ def own(
             "or more (docs/data.md), or take all images without: dataset.source.unlabelled=true"
         )
     execute = executor(None, click.echo)
-    file = own_file(Path(runtime.runs_dir), manifest, hours, overrides, execute)
+    file = own_file(runs_dir, manifest, hours, overrides, execute)
     planned = read_rows(str(file), overrides)
     # The supervised network is no method's competitor.
     rows = sum("baseline=supervised" not in row for row in planned.rows)
