@@ -13,6 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from regbench.reports.bundle.bundle import Record, read_bundle
+from regbench.reports.rows.significance import own_weight
 
 RESULTS = Path("results")
 READ_OUTS = {"linear_top1": "linear", "knn_top1": "kNN"}
@@ -61,11 +62,12 @@ def spread(of_search: pd.Series) -> tuple[float, int]:
 def contrasts(of_search: pd.Series, zero: float) -> None:
     """Print how far each row is from its plain row, or if it has none from all plain rows.
 
-    The spread is that of all methods of both bundles.
+    The spread is that of all methods of both bundles. The variance of the pair's own rows is added,
+    as in the tables; a row of one search has none.
     """
     deviation, freedom = spread(of_search)
     grouped = of_search.loc[ROWS].groupby(level=["row", "parts"])
-    means, searches = grouped.mean(), grouped.count()
+    means, searches, variances = grouped.mean(), grouped.count(), grouped.var()
     tukey = stats.studentized_range(len(means), freedom)
     print(f"deviation between searches {deviation:.2f}, {freedom} degrees of freedom")
     for row, parts in means.index:
@@ -75,7 +77,9 @@ def contrasts(of_search: pd.Series, zero: float) -> None:
         for plain in plain_rows if parts != "plain" else []:
             gap = mean - means[plain, "plain"]
             shares = 1 / searches[row, parts] + 1 / searches[plain, "plain"]
-            error = deviation * math.sqrt(shares / 2)
+            own = variances[[(row, parts), (plain, "plain")]].mean()
+            of_one = math.sqrt(deviation**2 + own_weight(len(means)) * own)
+            error = of_one * math.sqrt(shares / 2)
             half = tukey.ppf(0.95) * error
             chance = tukey.sf(abs(gap) / error)
             texts.append(f"{gap:+.1f} ± {half:.1f} from plain {plain}, p = {chance:.3f}")

@@ -5,8 +5,10 @@ In the root of a clone: python results/pitch/shared_bits.py
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -20,10 +22,7 @@ READ_OUTS = {"linear_top1": "linear", "knn_top1": "kNN"}
 
 
 def scores() -> pd.DataFrame:
-    """Read the accuracies on the test split, in per cent: one row for each seed and read-out.
-
-    `kept`: what a row has above chance, as a share (%) of its mean without bits.
-    """
+    """Read the accuracies on the test split, in per cent: one row for each seed and read-out."""
     lines = []
     for record in read_bundle(BUNDLE).records:
         bits = record.cell["dataset"].get("shared_bits", 0)
@@ -33,11 +32,7 @@ def scores() -> pd.DataFrame:
         for score in record.scores:  # none if it diverged
             if score.split == "test" and score.name in READ_OUTS:
                 lines.append([row, bits, record.seed, score.name, score.value])
-    found = pd.DataFrame(lines, columns=["row", "bits", "seed", "score", "value"])
-    plain = found[found["bits"] == 0].groupby(["row", "score"])["value"].mean().rename("plain")
-    found = found.join(plain, on=["row", "score"])
-    found["kept"] = 100 * (found["value"] - CHANCE) / (found["plain"] - CHANCE)
-    return found
+    return pd.DataFrame(lines, columns=["row", "bits", "seed", "score", "value"])
 
 
 def described(values: pd.Series) -> str:
@@ -49,12 +44,36 @@ def described(values: pd.Series) -> str:
     return f"{values.mean():.1f} ± {values.std():.1f}" + " (n = 2)" * (len(values) == 2)
 
 
-def contrast(data: pd.DataFrame, one: str, other: str) -> str:
-    """Describe how much more of its accuracy one method keeps than another, by Welch's test."""
-    first, second = (data.loc[data["row"] == row, "kept"] for row in (one, other))
-    interval = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
-    gap = first.mean() - second.mean()
-    return f"{one} - {other}: {gap:.1f} ({interval.low:.1f} to {interval.high:.1f})"
+class Kept(NamedTuple):
+    """What a row has above chance with bits, as a share of what it has without, in per cent.
+
+    Attributes:
+        share: The ratio of the two means.
+        parts: Variance of the share by that of each mean (delta method), and its degrees of
+            freedom.
+    """
+
+    share: float
+    parts: list[tuple[float, int]]
+
+    @classmethod
+    def of(cls, of_row: pd.DataFrame, bits: int) -> Kept:
+        """Compute it from the seeds of a row."""
+        values, plain = (of_row.loc[of_row["bits"] == each, "value"] for each in (bits, 0))
+        share = 100 * (values.mean() - CHANCE) / (plain.mean() - CHANCE)
+        parts = []
+        for sample, slope in ((values, 100), (plain, share)):
+            scaled = sample * slope / (plain.mean() - CHANCE)
+            parts.append((scaled.var() / len(scaled), len(scaled) - 1))
+        return cls(share, parts)
+
+
+def interval(difference: float, parts: list[tuple[float, int]]) -> str:
+    """Format a difference with its 95 % interval, by Welch and Satterthwaite."""
+    variance = math.fsum(part for part, _ in parts)
+    freedom = variance**2 / math.fsum(part**2 / own for part, own in parts)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    return f"{difference:.1f} ({difference - half:.1f} to {difference + half:.1f})"
 
 
 def main() -> None:
@@ -74,8 +93,8 @@ def main() -> None:
             texts = [described(runs[bits]["value"]) for bits in levels]
             kept = []
             for bits in levels[1:]:
-                shares = runs[bits]["kept"]
-                kept.append("–" if shares.empty else str(round(shares.mean())))
+                is_there = not runs[bits].empty
+                kept.append(str(round(Kept.of(of_row, bits).share)) if is_there else "–")
             last = "–" if row == "untrained" else " / ".join(kept)
             print(f"| {row} | {' | '.join(texts)} | {last} |".replace("-", "−"))
             means = of_row.groupby("bits")["value"].mean()
@@ -87,10 +106,14 @@ def main() -> None:
         print()
         methods = [row for row in order if not row.startswith(("supervised", "untrained"))]
         for bits in levels[1:]:
-            at_level = of_score[of_score["bits"] == bits]
-            print(f"points of share kept more (bits: {bits}), {title} (95 %):")
+            kept_by = {row: Kept.of(of_score[of_score["row"] == row], bits) for row in methods}
+            print(f"share kept, and points kept more (bits: {bits}), {title} (each 95 %):")
+            for row, own in kept_by.items():
+                print(f"{row}: {interval(*own)}")
             for one, other in combinations(methods, 2):
-                print(contrast(at_level, one, other))
+                first, second = kept_by[one], kept_by[other]
+                difference = first.share - second.share
+                print(f"{one} - {other}: {interval(difference, first.parts + second.parts)}")
             print()
     panels[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig("docs/results/pitch_shared_bits.png", dpi=110)
