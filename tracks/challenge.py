@@ -247,7 +247,10 @@ def prepared(
         tuning = load_rows(written, fixed_settings((*written.rows[0], *overrides)))
         assert written.trials is not None
         ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
-        best = _summary([rows]).methods[:_REPEATED]
+        summary = _summary([rows])
+        if all(len(row.by_unit(summary.headline or "")) < MIN_PAIRS for row in summary.methods):
+            raise RegbenchError(f"{track.bundle}: no method has {MIN_PAIRS} seeds or searches")
+        best = summary.methods[:_REPEATED]
         shipped = [min(row.records, key=lambda record: record.seed) for row in best]
         cells = tuple(Cell.stored(record.cell) for record in shipped)
         machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))

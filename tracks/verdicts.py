@@ -39,7 +39,8 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict: "better than", "worse than" or "not significantly different from"."""
-        if abs(self.difference) <= self.half_width:
+        # A width that is not known, NaN, tells nothing apart.
+        if not abs(self.difference) > self.half_width:
             return "not significantly different from"
         return "better than" if self.difference > 0 else "worse than"
 

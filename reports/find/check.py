@@ -96,21 +96,29 @@ def _choice_misfits(found: Found, choices: TuningChoices) -> Iterator[Misfit]:
 
 
 def image_misfits(records: Sequence[Record]) -> Iterator[str]:
-    """Check that all records of a data set saw the same images."""
+    """Check that all records of a data set saw the same images, and say which."""
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        seen.setdefault(record.cell["dataset"]["name"], set()).update(record.data.content_sha256)
+    for record in records:
+        dataset = record.cell["dataset"]["name"]
+        missing = ", ".join(sorted(seen[dataset] - record.data.content_sha256.keys()))
+        if missing:
+            yield (
+                f"{record.path}: does not say which images of {missing} it saw, as others of "
+                f"{dataset} do"
+            )
+    yield from several_contents(records)
+
+
+def several_contents(records: Sequence[Record]) -> Iterator[str]:
+    """Name the splits of which records of a data set saw several contents."""
     # Data set -> split -> SHA-256 of its images -> the records that saw them.
     seen: dict[str, dict[str, dict[str, list[Path]]]] = {}
     for record in records:
         splits = seen.setdefault(record.cell["dataset"]["name"], {})
         for split, sha256 in record.data.content_sha256.items():
             splits.setdefault(split, {}).setdefault(sha256, []).append(record.path)
-    for record in records:
-        dataset = record.cell["dataset"]["name"]
-        missing = ", ".join(sorted(seen[dataset].keys() - record.data.content_sha256.keys()))
-        if missing:
-            yield (
-                f"{record.path}: does not say which images of {missing} it saw, as others of "
-                f"{dataset} do"
-            )
     for dataset, splits in seen.items():
         for split, contents in splits.items():
             listed = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from regbench.reports.rows.notes import UNITS
 from regbench.reports.rows.significance import LEVEL, MIN_PAIRS, PairTest
-from regbench.reports.rows.summary import LEADING, Row, Summary, mean_of
+from regbench.reports.rows.summary import LEADING, MIXED, Row, Summary, mean_of
 from regbench.reports.tables.table import signed
 from regbench.reports.tables.units import time_unit
 from regbench.text import counted, few
@@ -52,7 +52,9 @@ class _Answer:
         self.unlabelled = names == [_RETRIEVAL]
         self.methods = sorted(methods, key=lambda row: -mean_of(row, self.name))
         self.leaders = [row for row in self.methods if _leads(summary, row, names)]
-        self.first = (self.leaders or self.methods)[0]
+        among = self.leaders or self.methods
+        # The best mean may be of a row that lacks the seeds which are hard for all.
+        self.first = next((row for row in among if not self._above(row, among)), among[0])
         self.gains: list[tuple[Row, PairTest]] = []
         for name in names:
             trivial = summary.best_trivial(name)
@@ -61,9 +63,8 @@ class _Answer:
         rest = [row for row in self.methods if row is not self.first]
         self.others = {row: _compared(summary, self.first, row, self.name) for row in rest}
         self.alike = [row for row, found in self.others.items() if not found.p <= LEVEL]
-        differ = [row for row in self.others if row not in self.alike]
-        self.above = [row for row in differ if self.others[row].difference < 0]
-        self.below = [row for row in differ if row not in self.above]
+        self.above = self._above(self.first, rest)
+        self.below = [row for row in rest if row not in (*self.alike, *self.above)]
 
     def sentences(self) -> list[str]:
         """Put the sentences together."""
@@ -85,6 +86,11 @@ class _Answer:
                 f"{self.title}: {gap} points from {self.first.name}."
             )
         return [*found, f"Next: {self._next_step()}."]
+
+    def _above(self, row: Row, others: Sequence[Row]) -> list[Row]:
+        """Select the rows that are significantly above a row by the last score."""
+        compared = [(each, _compared(self.summary, row, each, self.name)) for each in others]
+        return [each for each, found in compared if found.difference < 0 and found.p <= LEVEL]
 
     def _lead(self) -> str:
         """Say who leads the untrained rows, and by how much."""
@@ -112,9 +118,10 @@ class _Answer:
         if self.above:
             better = few([row.name for row in self.above], between="; ")
             verb, does = ("is", "does") if len(self.above) == 1 else ("are", "do")
-            clauses.append(
-                f"{better} {verb} significantly above {it}, and {does} not lead all untrained rows"
-            )
+            clauses.append(f"{better} {verb} significantly above {it}")
+            # Rows with unlike seeds can each be above the next, in a circle.
+            if not any(row in self.leaders for row in self.above):
+                clauses[-1] += f", and {does} not lead all untrained rows"
             it = "it"
         if self.alike:
             close = few([row.name for row in self.alike], between="; ")
@@ -129,13 +136,19 @@ class _Answer:
 
     def _next_step(self) -> str:
         """Propose what to do next."""
-        summary, first = self.summary, self.first
-        if any(math.isnan(gain.p) for _, gain in self.gains):
+        summary, first, units = self.summary, self.first, UNITS[self.summary.unit]
+        beside = _beside_untrained(summary, first, self.names)
+        untested = {row.label: None for row, found in beside if math.isnan(found.p)}
+        for row in self.methods[: self.methods.index(first)]:
+            if math.isnan(self.others[row].p):
+                untested[f"{row.name} (higher by {self.title})"] = None
+        if untested:
             left_s = 0.0
             for row in self.methods:
                 left_s += max(0, MIN_PAIRS - len(row.by_unit(self.name))) * _unit_s(summary, row)
-            units = UNITS[summary.unit]
-            return f"{MIN_PAIRS} {units} of every row, as fewer are not tested{_time(left_s)}"
+            common = f"in common with {few(list(untested), between='; ')}"
+            why = f"as fewer are not tested{_time(left_s)}"
+            return f"{MIN_PAIRS} {units} of every row {common}, {why}"
         if not self.leaders:
             in_all_s = math.fsum(record.cost.train_s or 0.0 for record in summary.all_records)
             return f"all of it with {_LONGER} times the epochs{_time(_LONGER * in_all_s)}"
@@ -171,13 +184,16 @@ def _among_leaders(summary: Summary, first: Row, alike: Sequence[Row], name: str
     """Propose what to do with rows that are not significantly different from the first."""
     close = [first, *alike]
     cheapest = min(close, key=lambda row: _train_s(row) or math.inf)
+    take = f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}"
+    if summary.unit == MIXED:
+        return take
     points = max(_LEAST_POINTS, abs(_compared(summary, first, alike[0], name).difference))
     tukey = summary.tukey(name)
     number = max(tukey.power.seeds_for(points), tukey.seeds + 1)
     more_s = (number - tukey.seeds) * math.fsum(_unit_s(summary, row) for row in close)
     return (
-        f"take the one that trains fastest, {cheapest.name}{_time(_train_s(cheapest))}, or find "
-        f"{points:.1f} points by {number:,} {UNITS[summary.unit]} of each{_time(more_s)}"
+        f"{take}, or find {points:.1f} points by {number:,} {UNITS[summary.unit]} of each"
+        f"{_time(more_s)}"
     )
 
 
@@ -188,12 +204,17 @@ def _compared(summary: Summary, row: Row, other: Row, name: str) -> PairTest:
 
 def _leads(summary: Summary, row: Row, names: Sequence[str]) -> bool:
     """Return True if a row is significantly better than each untrained row by each test score."""
+    beside = _beside_untrained(summary, row, names)
+    return all(found.difference > 0 and found.p <= LEVEL for _, found in beside)
+
+
+def _beside_untrained(
+    summary: Summary, row: Row, names: Sequence[str]
+) -> Iterator[tuple[Row, PairTest]]:
+    """Compare a row with each untrained row by each test score."""
     for name, other in product(names, summary.rows):
         if other.untrained and other.score(name) is not None:
-            found = _compared(summary, row, other, name)
-            if not (found.difference > 0 and found.p <= LEVEL):
-                return False
-    return True
+            yield other, _compared(summary, row, other, name)
 
 
 def _train_s(row: Row) -> float:

@@ -6,17 +6,19 @@ A note that does not apply is an empty text, and notes that do not are an empty 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from regbench.benchmark.rundir.record import Record, Score
+from regbench.reports.find.check import several_contents
 from regbench.reports.rows.deviations import nested_deviations
 from regbench.reports.rows.significance import LEVEL, POWER, images_for
-from regbench.reports.rows.summary import CONTENT, Row, Summary, mean_of
+from regbench.reports.rows.summary import CONTENT, MIXED, Row, Summary, mean_of
 from regbench.text import counted, few
 
-UNITS = {"seed": "seeds", "search": "searches"}
+UNITS = {"seed": "seeds", "search": "searches", MIXED: "seeds or searches"}
 
 GATE_POINTS = 30
 """Points of accuracy by which labels must lead the best untrained row: below it a task measures
@@ -33,6 +35,9 @@ def task_notes(summary: Summary) -> list[str]:
             "scores on the split that the table reports, so its numbers are optimistic. Compare "
             "them with each other only."
         )
+    contents = "; ".join(several_contents(summary.all_records))
+    if contents:
+        notes.append(f"The cells saw unequal images, so compare within one content: {contents}.")
     notes.append(_budget(summary))
     diverged, at_edge = [], []
     for row in summary.rows:
@@ -218,8 +223,8 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     notes = [
         f"Bold: the best mean of its column, and every row that is not significantly different "
         f"from it at {100 * LEVEL:.0f} % by Tukey's test (all rows, {plural} as blocks, own "
-        "variance added). Two rows that scatter as all do on average are significantly different "
-        f"from a difference of {', '.join(least)} on, over three {plural}."
+        "variance added). Two methods that scatter as all do on average are significantly "
+        f"different from a difference of {', '.join(least)} on, over three {plural}."
     ]
     if untested:
         notes.append(
@@ -238,16 +243,17 @@ def power_notes(summary: Summary) -> list[str]:
         return []
     tukey = summary.tukey(headline)
     # A single row has no variance, and scores without any would promise to find every difference.
-    if not tukey.deviation > 0:
+    # Seeds and searches have a variance each.
+    if not tukey.power.deviation > 0 or summary.unit == MIXED:
         return []
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
     one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)
     plural = UNITS[summary.unit]
     text = (
         f"What this comparison can tell: with {tukey.seeds} {plural} of each of {tukey.rows} rows, "
-        f"a true difference of {found:.2g} points of {title} is found with {100 * POWER:.0f} % "
-        f"power at {100 * LEVEL:.0f} % (Tukey's test with its variance; normal approximation). A "
-        f"difference of 1 point takes {one} {plural}, one of 0.5 points {half}."
+        f"a true difference of {found:.2g} points of {title} between methods is found with "
+        f"{100 * POWER:.0f} % power at {100 * LEVEL:.0f} % (Tukey's test with its variance; normal "
+        f"approximation). A difference of 1 point takes {one} {plural}, one of 0.5 points {half}."
     )
     # R² has another variance.
     if headline.endswith(("top1", "recall1")):
@@ -323,7 +329,7 @@ def processor(record: Record) -> str:
     """Return the model of the GPU or CPU that a record comes from, without the number of its
     cores.
     """
-    return str(record.environment.get("hardware")).rpartition(" cores of ")[2]
+    return re.sub(r"\d+ cores of ", "", str(record.environment.get("hardware")))
 
 
 def machine(record: Record) -> str:

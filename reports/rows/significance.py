@@ -64,10 +64,11 @@ class Tukey:
         freedom: Degrees of freedom of the variance.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without
             degrees of freedom.
+        power: Differences of methods that the test can find, if methods scatter as these do.
     """
 
-    def __init__(self, scores: Sequence[Mapping[int, float]]) -> None:
-        """Fit rows that are given as seed -> score.
+    def __init__(self, scores: Sequence[Mapping[int, float]], methods: int | None = None) -> None:
+        """Fit rows that are given as seed -> score, of which the first so many are methods.
 
         A row with fewer seeds than `MIN_PAIRS` does not count.
         """
@@ -83,17 +84,20 @@ class Tukey:
         self.rows = int(enough.sum())
         self.seeds = int(seeds_of[enough].min()) if self.rows else 0
         remainders, self.freedom = _remainders(self._scores[enough])
-        self.deviation = math.nan
-        if self.freedom > 0:
-            self.deviation = math.sqrt(float(np.nansum(remainders**2)) / self.freedom)
-        # The variance of each row's own remainders. A row takes its share of what the seeds give,
-        # which makes its squares too small by the factor 1 - 1 / rows.
+        self.deviation = _deviation(remainders, self.freedom)
+        # Rows that nothing was trained for hardly scatter, which would hide how much methods do.
+        own = _deviation(*_remainders(self._scores[:methods][enough[:methods]]))
+        # A single method has no remainder.
+        self.power = Power(self.rows, self.deviation if math.isnan(own) else own, self.deviation)
+        # The variance of each row's own remainders. A row takes its share of what a seed gives,
+        # which makes its square there too small by the factor 1 - 1 / rows with that seed.
         self._own = np.full(len(scores), np.nan)
         # A seed that no other row has leaves no remainder, however much its row scatters.
         known = ~np.isnan(remainders)
-        paired = np.sum(known & (known.sum(axis=0) > 1), axis=1)
-        squares = np.nansum(remainders**2, axis=1) / np.maximum(paired - 1, 1)
-        self._own[enough] = self.rows / max(self.rows - 1, 1) * squares
+        left = 1 - 1 / np.maximum(known.sum(axis=0), 1)
+        paired = np.maximum(np.sum(known & (left > 0), axis=1), 1)
+        freedom = (paired - 1) / paired * (known @ left)
+        self._own[enough] = np.nansum(remainders**2, axis=1) / np.where(freedom > 0, freedom, 1)
 
     def compare(self, one: int, others: Sequence[int]) -> list[PairTest]:
         """Compare one row with each of some others, all by their positions."""
@@ -119,19 +123,19 @@ class Tukey:
 
     @functools.cached_property
     def least(self) -> float:
-        """The least difference of two means over `MIN_PAIRS` seeds that is significant; NaN where
-        nothing is tested.
+        """The least difference of two methods' means over `MIN_PAIRS` seeds that is significant;
+        NaN where nothing is tested.
 
-        It holds for rows that scatter as all rows do on average: for others it is less or more.
+        It holds for methods that scatter as all do on average: for others it is less or more.
         """
         if math.isnan(self.deviation):
             return math.nan
         return critical_range(self.rows, self.freedom) * self.power.typical / math.sqrt(MIN_PAIRS)
 
-    @property
-    def power(self) -> Power:
-        """Differences that the test can find, if rows scatter as these do."""
-        return Power(self.rows, self.deviation)
+
+def _deviation(remainders: Array, freedom: int) -> float:
+    """Return the standard deviation of remainders; NaN without degrees of freedom."""
+    return math.sqrt(float(np.nansum(remainders**2)) / freedom) if freedom > 0 else math.nan
 
 
 def _remainders(scores: Array) -> tuple[Array, int]:
@@ -163,24 +167,27 @@ def _remainders(scores: Array) -> tuple[Array, int]:
 
 @dataclass(frozen=True)
 class Power:
-    """Differences that `Tukey` finds among rows that scatter alike: the normal approximation, with
-    the variance known.
+    """Differences that `Tukey` finds among methods that scatter alike: the normal approximation,
+    with the variances known.
 
     Attributes:
         rows: Number of rows.
-        deviation: Standard deviation of the remainder, see `Tukey`.
+        deviation: Standard deviation of the remainder of methods, see `Tukey`.
+        of_all: That of all rows, which the test takes; None: the same.
     """
 
     rows: int
     deviation: float
+    of_all: float | None = None
 
     @property
     def typical(self) -> float:
-        """The deviation that the test takes for two of the rows."""
-        return self.deviation * math.sqrt(1 + own_weight(self.rows))
+        """The deviation that the test takes for two methods."""
+        own = math.sqrt(own_weight(self.rows)) * self.deviation
+        return math.hypot(self.of_all or self.deviation, own)
 
     def detectable(self, seeds: int) -> float:
-        """Return the true difference of two rows that is found significant with a chance of
+        """Return the true difference of two methods that is found significant with a chance of
         `POWER`.
 
         Every row has `seeds` seeds. NaN where nothing is tested.
@@ -266,17 +273,19 @@ class Best:
     """The rows that no other is known to be better than.
 
     Attributes:
-        rows: Positions of the rows: the best mean, and those not significantly different from it.
+        rows: Positions of the rows: the best mean, and those not significantly worse.
         top: The position of the best mean; None where there is no score.
         p: Position of each other row with a score -> p of its difference from the best; NaN with
             fewer than `MIN_PAIRS` seeds in common.
         least: See `Tukey.least`.
+        above: Positions of the rows that are significantly better over the seeds that both have.
     """
 
     rows: frozenset[int] = frozenset()
     top: int | None = None
     p: Mapping[int, float] = field(default_factory=dict)
     least: float = math.nan
+    above: frozenset[int] = frozenset()
 
     @property
     def tested(self) -> int:
@@ -298,9 +307,11 @@ class Best:
             tested = f"not tested against the best: fewer than {MIN_PAIRS} seeds in common"
         else:
             how = "significantly" if self.p[i] <= LEVEL else "not significantly"
-            p = "p < 0.001" if self.p[i] < 0.001 else f"p = {self.p[i]:.2g}"
-            tested = f"{how} different from the best: {p} (Tukey's test)"
-        same = i in self.rows and not self.p[i] > LEVEL
+            how += " better, over shared seeds, than" if i in self.above else " different from"
+            digits = 3 if f"{self.p[i]:.2g}" == f"{LEVEL:g}" else 2
+            p = "p < 0.001" if self.p[i] < 0.001 else f"p = {self.p[i]:.{digits}g}"
+            tested = f"{how} the best: {p} (Tukey's test)"
+        same = i in self.rows - self.above and not self.p[i] > LEVEL
         return f"the same as the best, as printed; {tested}" if same else tested
 
 
@@ -320,8 +331,11 @@ def best(tukey: Tukey, *, higher_is_better: bool = True) -> Best:
     printed = {i: round(mean, 2) for i, mean in means.items()}
     equal = {i for i, mean in printed.items() if mean == printed[top]}
     others = [i for i in means if i != top]
-    compared = tukey.compare(top, others)
-    p = {i: found.p for i, found in zip(others, compared, strict=True)}
+    compared = dict(zip(others, tukey.compare(top, others), strict=True))
+    p = {i: found.p for i, found in compared.items()}
     # A row that cannot be tested, with p NaN, does not count as equally good.
     alike = {i for i, value in p.items() if value > LEVEL}
-    return Best(frozenset(equal | alike | {top}), top, p, tukey.least)
+    # The top may lack the seeds that are hard for all.
+    differ = {i: found.difference for i, found in compared.items() if found.p <= LEVEL}
+    above = frozenset(i for i, ahead in differ.items() if (ahead < 0) == higher_is_better)
+    return Best(frozenset(equal | alike | above | {top}), top, p, tukey.least, above)

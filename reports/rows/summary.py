@@ -32,6 +32,9 @@ T = TypeVar("T")
 LEADING = ("knn_top1", "linear_top1")
 CONTENT = "content_r2"
 
+# Unit of repetition where rows of repeated searches stand beside rows of seeds.
+MIXED = "seed or search"
+
 # Stands for a missing number.
 DASH = "–"
 
@@ -296,10 +299,11 @@ class Summary:
 
     @property
     def unit(self) -> str:
-        """Unit of repetition, in words: the seed, or the search where all rows of methods have
-        several.
+        """Unit of repetition, in words: the seed, or the search of rows of methods that have
+        several; `MIXED` where only some have.
         """
-        return "search" if self.methods and all(row.repeated for row in self.methods) else "seed"
+        repeated = {row.repeated for row in self.methods}
+        return MIXED if len(repeated) > 1 else "search" if True in repeated else "seed"
 
     @functools.cached_property
     def selection(self) -> str:
@@ -333,7 +337,7 @@ class Summary:
             # labels with the rest.
             is_supervised = row.is_reference and not row.untrained
             scores.append({} if is_supervised else row.by_unit(name))
-        return Tukey(scores)
+        return Tukey(scores, len(self.methods))
 
     def budget(self, row: Row) -> int | None:
         """Count the configurations that the hyperparameters of a row were chosen from; None if
@@ -391,5 +395,6 @@ class Summary:
             return None
         start = mean_of(trivial, name)
         way = mean_of(supervised, name) - start
-        # There is no way to go if labels do no better than a trivial row.
-        return 100 * (score.mean - start) / way if self.scores[name].sign * way > 0 else None
+        # There is no way to go if labels do no better than a trivial row, as the notes print it.
+        has_way = round(self.scores[name].sign * way, 1) > 0
+        return 100 * (score.mean - start) / way if has_way else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from regbench.benchmark.rundir.record import Score
 from regbench.reports import write_report
 from regbench.reports.rows.answer import answer
+from regbench.reports.rows.notes import power_notes
 from tests.reports.conftest import GIVEN, RATE
 from tests.reports.reading import Make, task
 
@@ -125,7 +127,10 @@ def test_one_seed_tells_nothing(runs: Path, record: Make) -> None:
     )
     assert tried == "Tried: 2 methods, 1 seed of each, beside 1 untrained row."
     assert order == "Not known to differ from AUH by linear top-1: VICReg."
-    assert step == "Next: 3 seeds of every row, as fewer are not tested (42.0 min of training)."
+    assert step == (
+        "Next: 3 seeds of every row in common with untrained, as fewer are not tested (42.0 min of "
+        "training)."
+    )
 
 
 def test_searches_are_counted_where_they_were_repeated(runs: Path, record: Make) -> None:
@@ -135,7 +140,66 @@ def test_searches_are_counted_where_they_were_repeated(runs: Path, record: Make)
             how = GIVEN | {"search": search, "sha256": "0" * 64}
             choice = {"hyperparameters": how, "probe_learning_rate": RATE}
             record(label, 1000 * search, knn=70.0, linear=linear + search, choice=choice)
-    assert answer(task(runs))[-1].startswith("Next: 3 searches of every row, as fewer are not")
+    expected = "Next: 3 searches of every row in common with untrained, as fewer are not tested"
+    assert answer(task(runs))[-1].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("linear", "step"),
+    [
+        (90.0, "3 seeds or searches of every row in common with SimCLR (higher by linear top-1), "),
+        (60.0, "take the one that trains fastest, AUH (30.0 s of training)."),
+    ],
+)
+def test_seeds_are_neither_compared_with_searches_nor_planned(
+    linear: float, step: str, runs: Path, record: Make
+) -> None:
+    """A challenger has the seeds of one search, beside rows of repeated ones."""
+    rows = {"AUH": 80.0, "VICReg": 79.5, "untrained": 50.0}
+    for place, (label, value) in enumerate(rows.items()):
+        for search in range(3):
+            score = value + LUCK[(search + place) % 3]
+            choice = {"hyperparameters": GIVEN | {"search": search, "sha256": "0" * 64}}
+            record(label, 1000 * search, knn=score, linear=score, choice=choice)
+    assert len(power_notes(task(runs))) == 1
+    for seed in range(3):
+        record("SimCLR", seed, knn=linear, linear=linear + LUCK[seed])
+    tried, lead, *_, told = answer(task(runs))
+    assert told.startswith(f"Next: {step}") and power_notes(task(runs)) == []
+    assert ", 3 seeds or searches of each" in tried and lead.startswith("2 of 3 methods")
+
+
+def test_an_untrained_row_of_one_seed_is_asked_for_more(runs: Path, record: Make) -> None:
+    sentences(runs, record, ROWS)
+    record("raw pixels", knn=12.0, linear=13.0, cell={"epochs": 0, "baseline": "raw_pixels"})
+    told = "3 seeds of every row in common with raw pixels, as fewer are not tested"
+    assert answer(task(runs))[-1] == f"Next: {told}."
+
+
+# Of each row its scores in blocks of twelve seeds: the best mean lacks the hard block, or each
+# method is above the next.
+HARD = {"AUH": {0: 70.0}, "VICReg": {0: 72.0, 1: 60.0}, "untrained": {0: 30.0, 1: 18.0}}
+CIRCLE = {"AUH": {0: 72.0, 1: 70.0}, "VICReg": {0: 70.0, 2: 72.0}, "SimCLR": {1: 72.0, 2: 70.0}}
+CIRCLE["untrained"] = dict.fromkeys(range(3), 30.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "first", "order"),
+    [
+        (HARD, "VICReg", "All other methods are significantly below VICReg by linear top-1: +2."),
+        (CIRCLE, "AUH", "SimCLR is significantly above AUH by linear top-1; all other methods are"),
+    ],
+)
+def test_no_leader_is_said_not_to_lead(
+    rows: Mapping[str, Mapping[int, float]], first: str, order: str, runs: Path, record: Make
+) -> None:
+    for place, (label, blocks) in enumerate(rows.items()):
+        for (block, value), number in product(blocks.items(), range(12)):
+            score = value + LUCK[(number + place) % 3]
+            record(label, 12 * block + number, knn=score, linear=score)
+    _, lead, told, step = answer(task(runs))
+    assert f"; the first of these by linear top-1 is {first}, " in lead and told.startswith(order)
+    assert step.startswith(f"Next: take {first}, or train it with 4 times the epochs")
 
 
 def test_what_shares_no_seed_is_not_compared(runs: Path, record: Make) -> None:

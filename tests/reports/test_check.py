@@ -12,10 +12,12 @@ import pytest
 from regbench.benchmark.rundir.record_parts import ImageSource, Saved
 from regbench.reports.find.check import check_records
 from regbench.reports.find.records import read_records
+from regbench.reports.rows.notes import task_notes
 from tests.command import run
 from tests.records import chosen, plan, ranked, tuning_choice
 from tests.refusals import is_refused
 from tests.reports.conftest import dataset, resign
+from tests.reports.reading import tasks
 from tests.reports.test_report import SPOILED, spoil
 
 Make = Callable[..., Path]
@@ -118,6 +120,8 @@ def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 record, first {other}"
     assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
     assert check_records(sorted(runs.glob("*/*"), reverse=True)).misfits == (line,)
+    told = f"The cells saw unequal images, so compare within one content: {line}."
+    assert [told in task_notes(each) for each in tasks(runs)] == [True, False]
 
 
 def test_a_tunings_choice(runs: Path, record: Make) -> None:

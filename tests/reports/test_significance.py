@@ -23,23 +23,29 @@ from tests.reports.reading import Make, task
 LABELS = ("VICReg", "AUH", "SimCLR")
 
 
-def fitted(rows: int, seeds: int, rng: np.random.Generator, ahead: float = 0.0) -> Tukey:
-    """Rows with a spread of 1, of which the first is ahead; seeds move all rows together."""
-    scores = rng.normal(size=(rows, seeds)) + 3 * rng.normal(size=seeds)
+def fitted(
+    rows: int, seeds: int, rng: np.random.Generator, ahead: float = 0.0, methods: int | None = None
+) -> Tukey:
+    """Methods with a spread of 1, of which the first is ahead, above rows that hardly scatter;
+    seeds move all rows together.
+    """
+    scores = rng.normal(size=(rows, seeds))
+    scores[rows if methods is None else methods :] *= 0.05
+    scores += 3 * rng.normal(size=seeds)
     scores[0] += ahead
-    return Tukey([dict(enumerate(row)) for row in scores])
+    return Tukey([dict(enumerate(row)) for row in scores], methods)
 
 
-@pytest.mark.parametrize(("rows", "seeds"), [(6, 3), (10, 5)])
+@pytest.mark.parametrize(("rows", "methods", "seeds"), [(6, None, 3), (10, None, 5), (9, 4, 4)])
 def test_the_detectable_difference_is_found_in_four_of_five_simulated_tables(
-    rows: int, seeds: int
+    rows: int, methods: int | None, seeds: int
 ) -> None:
     rng = np.random.default_rng(0)
-    known = fitted(rows, seeds, rng)
-    known.deviation = 1.0  # what the approximation takes as known
+    # Of so many seeds the variances are known, as the approximation takes them.
+    difference = fitted(rows, 1000, rng, methods=methods).power.detectable(seeds)
     found = []
     for _ in range(1000):
-        (pair,) = fitted(rows, seeds, rng, known.power.detectable(seeds)).compare(0, [1])
+        (pair,) = fitted(rows, seeds, rng, difference, methods).compare(0, [1])
         found.append(pair.p <= LEVEL)
     # the approximation, and three standard errors
     assert np.mean(found) == pytest.approx(POWER, abs=0.05)
@@ -98,10 +104,11 @@ def test_rows_without_any_luck_differ_or_are_the_same() -> None:
 
 
 def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
-    p = {1: 0.2, 2: 0.01, 3: 0.05, 4: 0.001, 5: 0.0009, 6: math.nan, 7: math.nan}
-    found = Best(frozenset({0, 1, 2, 7}), 0, p)
+    p = {1: 0.2, 2: 0.01, 3: 0.05, 4: 0.001, 5: 0.0009, 6: math.nan, 7: math.nan, 9: 0.0501}
+    p |= {10: 0.0499, 11: 0.02}
+    found = Best(frozenset({0, 1, 2, 7, 9, 11}), 0, p, above=frozenset({11}))
     test = "different from the best: p"
-    assert [found.reason(row) for row in range(9)] == [
+    assert [found.reason(row) for row in range(12)] == [
         "the best mean of this column",
         f"not significantly {test} = 0.2 (Tukey's test)",
         f"the same as the best, as printed; significantly {test} = 0.01 (Tukey's test)",
@@ -112,8 +119,11 @@ def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
         "the same as the best, as printed; not tested against the best: fewer than 3 seeds in "
         "common",
         "",
+        f"not significantly {test} = 0.0501 (Tukey's test)",
+        f"significantly {test} = 0.0499 (Tukey's test)",
+        "significantly better, over shared seeds, than the best: p = 0.02 (Tukey's test)",
     ]
-    assert (found.tested, found.untested) == (5, (6, 7))
+    assert (found.tested, found.untested) == (8, (6, 7))
 
 
 def test_the_best_is_the_highest_or_the_lowest_mean_and_what_is_printed_alike() -> None:
@@ -122,6 +132,19 @@ def test_the_best_is_the_highest_or_the_lowest_mean_and_what_is_printed_alike() 
         found = best(Tukey(rows), higher_is_better=higher)
         assert (found.top, set(found.rows), set(found.p)) == (top, alike, {0, 1, 2, 4} - {top})
     assert best(Tukey([{}, {}])) == Best()
+
+
+def test_a_row_that_is_better_over_shared_seeds_is_as_good_as_the_best_mean() -> None:
+    """The best mean lacks the seeds that are hard for all."""
+    lacking = {0: 70.0, 1: 70.3, 2: 69.8}
+    whole = {0: 71.2, 1: 71.6, 2: 71.0, 3: 60.0, 4: 61.0, 5: 60.5}
+    worse = {seed: value - 5 for seed, value in whole.items()}
+    for sign in (1, -1):
+        scores = [lacking, whole, worse]
+        rows = [{seed: sign * value for seed, value in row.items()} for row in scores]
+        found = best(Tukey(rows), higher_is_better=sign > 0)
+        assert (found.top, set(found.rows), set(found.above)) == (0, {0, 1}, {1})
+        assert max(found.p.values()) <= LEVEL
 
 
 def test_seeds_for_a_difference_are_the_fewest_that_find_it() -> None:
@@ -137,8 +160,12 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     for seed, scores in enumerate(70 + rng.normal(size=(3, 3))):
         for label, linear in zip(LABELS, scores, strict=True):
             record(label, seed, linear=linear, knn=None if seed else 70.0)
+        record("untrained", seed, linear=20.0, knn=None)
     summary = task(runs)
     tukey = summary.tukey("linear_top1")
+    # Rows that nothing was trained for do not scatter, and are no measure of how methods do.
+    of_methods = Tukey([row.by_unit("linear_top1") for row in summary.methods]).deviation
+    assert tukey.power.deviation == of_methods > tukey.deviation
     test, mean = tukey.power, fmean(tukey.means.values())
     (note,) = power_notes(summary)
     assert leaderboard(summary).notes[-1] == note
@@ -147,7 +174,7 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
     assert "Not tested, with fewer than three seeds shared with the best: " in notes
     assert (
-        f"with 3 seeds of each of 3 rows, a true difference of {test.detectable(3):.2g} points of "
+        f"with 3 seeds of each of 4 rows, a true difference of {test.detectable(3):.2g} points of "
         "linear top-1" in note
     )
     assert (
@@ -159,7 +186,7 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
 def test_the_variance_of_hits_is_not_said_of_r2() -> None:
     bundle = read_bundle(Path(__file__).parents[2] / "results" / "latents.tar.xz")
     (note,) = power_notes(summarize(bundle.records)[0])
-    assert "points of content R² is found" in note
+    assert "points of content R² between methods is found" in note
     assert "binomial" not in note
 
 
@@ -207,15 +234,23 @@ def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_
     assert np.mean(false) <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / 400)
 
 
-def test_seeds_that_no_other_row_has_do_not_hide_how_much_a_row_scatters() -> None:
-    """What remains of such a seed is zero, whatever the row's variance is."""
+@pytest.mark.parametrize(
+    "layout",  # of each row the first and the end of its seeds
+    [[(0, 10)] * more + [(0, 3)] * (10 - more) for more in range(3)]
+    + [[(0, 3)] * 2 + [(3, 6)] * 8],
+)
+def test_how_much_a_row_scatters_is_found_also_where_few_rows_have_its_seeds(
+    layout: list[tuple[int, int]],
+) -> None:
+    """What remains of a seed that no other row has is zero, whatever the row's variance is."""
     rng = np.random.default_rng(0)
-    variances = []
-    for _ in range(400):
-        scores = [dict(enumerate(row)) for row in rng.normal(size=(7, 3))]
-        wild = dict(enumerate(10 * rng.normal(size=10)))
-        (pair,) = Tukey([wild, *scores]).compare(0, [1])
-        (alone,) = Tukey([{seed: wild[seed] for seed in range(3)}, *scores]).compare(0, [1])
-        variances.append((pair.half**2, alone.half**2))
-    found, expected = np.mean(variances, axis=0)
-    assert found == pytest.approx(expected, rel=0.05)
+    squares = []
+    for _ in range(600):
+        scores = rng.normal(size=(10, 10)) + 3 * rng.normal(size=10)
+        places = zip(layout, scores, strict=True)
+        test = Tukey([dict(enumerate(row[first:end], first)) for (first, end), row in places])
+        (pair,) = test.compare(0, [1])
+        squares.append(pair.half**2 * pair.pairs)
+    critical = studentized_range.ppf(0.95, 10, test.freedom)
+    # The variance of all rows is 1, and eight ninths of the pair's own are added.
+    assert np.mean(squares) / critical**2 == pytest.approx(1 + 8 / 9, abs=0.1)

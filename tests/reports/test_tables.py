@@ -113,11 +113,9 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     given, *_ = np.linalg.lstsq(design, values)
     freedom = len(values) - design.shape[1]
     squares = (values - design @ given) ** 2
-    own = dict(
-        zip(
-            ("AUH", "SimCLR", "VICReg"), np.bincount(rows, squares) / (4, 4, 2) * 3 / 2, strict=True
-        )
-    )
+    # Of n seeds (n - 1) / n of the variance remain, and of a seed of k rows (k - 1) / k.
+    left = (4 / 5 * (3 * 2 / 3 + 2 / 2), 4 / 5 * (3 * 2 / 3 + 2 / 2), 2 / 3 * 3 * 2 / 3)
+    own = dict(zip(("AUH", "SimCLR", "VICReg"), np.bincount(rows, squares) / left, strict=True))
     of_pair = np.array([(own.get(one, 0) + own.get(other, 0)) / 2 for one, other in frame.index])
     apart = abs(frame["difference"]) * np.sqrt(
         frame["pairs"] / (np.sum(squares) / freedom + of_pair / 2)
@@ -317,7 +315,7 @@ def test_where_labels_do_no_better_than_a_trivial_row_there_is_no_way_to_go(
 ) -> None:
     record("untrained", linear=50.0)
     record("raw pixels", linear=61.0, cell={"epochs": 0, "baseline": "raw_pixels"})
-    record("supervised", linear=61.0, cell={"baseline": "supervised"})
+    record("supervised", linear=61.04, cell={"baseline": "supervised"})  # as printed: 0.0 away
     record("VICReg", linear=76.0)
     one = task(runs)
     assert one.share(one.rows[0], "linear_top1") is None

@@ -53,7 +53,7 @@ from tests.command import run
 from tests.conftest import TINY
 from tests.records import knn_top1, made
 from tests.refusals import is_refused
-from tests.test_documentation import blocks
+from tests.test_documentation import ROOT, blocks
 
 TWIN = """
 from dataclasses import dataclass, replace
@@ -455,6 +455,13 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: P
             prepared(written(tmp_path, TWIN, "twin.py"), track, [runs, setting]),
         ):
             pass
+    bundle = ROOT / "results" / "latents_family_sphere.tar.xz"  # of two searches
+    own = Track("own", "latents_tuning", bundle, ("dataset=latents_sphere",))
+    with (
+        is_refused(f"{bundle}: no method has 3 seeds or searches"),
+        prepared(written(tmp_path, PULL), own, [runs]),
+    ):
+        pass
     with is_refused("minute"):
         tasks_of("hour")
     assert tasks_of("minute") == (None,)

@@ -129,3 +129,4 @@ def test_a_twin_is_not_significantly_different() -> None:
     rows = {"twin": [10.0, 10.2, 10.4], "other": [4.0, 4.2, 4.4]}
     words = [verdict.words for verdict in verdicts(rows["twin"], rows, {}, [0.0, 0.0])]
     assert words == ["not significantly different from", "better than"]
+    assert Verdict("of one seed", 9.0, math.nan).words == words[0]
