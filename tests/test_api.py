@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -61,27 +61,19 @@ def test_evaluate_gives_the_scores_of_a_run_once_more(tiny: list[str]) -> None:
 
 
 def test_train_works_beside_the_main_thread(tiny: list[str]) -> None:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(regbench.train(tiny, **SHORT)))
-    thread.start()
-    thread.join()
-    assert found[0].status == "done"
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: regbench.train(tiny, **SHORT)).result()
+    assert there(found).status == "done"
 
 
 @pytest.mark.slow
 def test_sweep_works_beside_the_main_thread(tiny: list[str]) -> None:
-    found: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: found.append(regbench.sweep("mine", tiny, cells="seed=0", **SHORT))
-    )
-    thread.start()
-    thread.join()
-    assert set(found[0]["status"]) == {"done"}
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: regbench.sweep("mine", tiny, cells="seed=0", **SHORT)).result()
+    assert set(found["status"]) == {"done"}
 
 
-def test_keywords_are_settings_as_if_written_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keywords_are_the_last_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("regbench.datasets.stored.prepare.prepare_all", lambda *_: None)
     monkeypatch.setattr(
@@ -190,9 +182,7 @@ def test_the_folder_of_a_tuning_is_no_sweep(tiny: list[str], tmp_path: Path) -> 
         regbench.sweep("tuned", tiny, cells=["method=vicreg"], **SHORT)
 
 
-def test_a_sweep_says_which_cells_did_not_end(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_says_what_did_not_end(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(grid: Sweep, stages: Sequence[str], announce: None) -> list[CellStatus]:
         folder = Path(grid.runtime.runs_dir) / "none"
         return [cell_status(folder / cell.id, plan_of(cell)) for cell in grid.cells]
@@ -231,16 +221,13 @@ application()
 """
 
 
-def test_settings_are_composed_in_threads_and_within_an_application_of_hydra(
-    tmp_path: Path,
-) -> None:
+def test_settings_are_composed_in_threads_and_in_an_application_of_hydra(tmp_path: Path) -> None:
     done = python(IN_HYDRA, "hydra.run.dir=.", "hydra.output_subdir=null", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_an_audit_gives_what_the_command_prints() -> None:
-    (found,) = regbench.audit.audit(
-        "tests/instruments/audited.py:simclr", claims="simclr", probes=["state"]
-    )
+    loss = "tests/instruments/audited.py:simclr"
+    (found,) = regbench.audit.audit(loss, claims="simclr", probes=["state"])
     assert (found.probes, found.findings) == (("state",), ())
-    assert found.command == "regbench audit 'tests/instruments/audited.py:simclr' --claims 'simclr'"
+    assert found.command == f"regbench audit '{loss}' --claims 'simclr'"

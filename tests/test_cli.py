@@ -78,16 +78,9 @@ def test_help_names_every_argument() -> None:
         words = " ".join(call(name, "--help").output.split())
         assert (command.help or "").splitlines()[0] in words
         for parameter in command.params:
-            shown = (
-                parameter.opts[0]
-                if isinstance(parameter, click.Option)
-                else (parameter.name or "").upper()
-            )
-            assert shown in words
-        if {"overrides", "runs_dir"} & {parameter.name for parameter in command.params} - {
-            "dataset",
-            "data",
-        }:
+            is_option = isinstance(parameter, click.Option)
+            assert (parameter.opts[0] if is_option else (parameter.name or "").upper()) in words
+        if {"overrides", "runs_dir"} & {parameter.name for parameter in command.params}:
             assert "--runs-dir" in words or name in ("embed", "prepare")
 
 
@@ -188,9 +181,8 @@ def test_yaml_of_a_stranger_is_refused_in_a_line(
     file.write_text(text)
     result = call(*words.replace("FILE", str(file)).split())
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert re.fullmatch(
-        r"regbench: \S+mine.yaml is not YAML: (nested|it has more than) .*\n", result.stderr
-    )
+    told = r"regbench: \S+mine.yaml is not YAML: (nested|it has more than) .*\n"
+    assert re.fullmatch(told, result.stderr)
 
 
 def test_every_path_of_a_command_is_of_the_type_that_refuses_an_empty_one() -> None:
@@ -205,9 +197,7 @@ def test_debug_shows_the_traceback() -> None:
     assert isinstance(call("--debug", "methods", "vicregg").exception, RegbenchError)
 
 
-def test_a_full_disk_is_one_line_and_exit_code_1(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_line_and_code_1(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -250,11 +240,8 @@ def test_the_folder_of_runs_is_the_option_the_setting_or_the_environments(
 
 def complete(*words: str) -> list[str]:
     """What click offers for the last of `words`."""
-    env = {
-        "_REGBENCH_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(["regbench", *words]),
-        "COMP_CWORD": str(len(words)),
-    }
+    env = {"_REGBENCH_COMPLETE": "bash_complete", "COMP_CWORD": str(len(words))}
+    env["COMP_WORDS"] = " ".join(["regbench", *words])
     offered = CliRunner().invoke(main, prog_name="regbench", env=env).output
     return [line.removeprefix("plain,") for line in offered.splitlines()]
 
@@ -306,10 +293,8 @@ def test_cost_prints_a_table_and_writes_it(tmp_path: Path, monkeypatch: pytest.M
 
     def measure(grid: Grid) -> list[LossCost]:
         asked.append(grid)
-        one = LossCost(
-            method="vicreg", form="gram", auto=True, n=8, q=4, views=3, ranks=1, median_ms=0.5
-        )
-        return [replace(one, n=n) for n in grid.n]
+        one = LossCost(method="vicreg", form="gram", auto=True, n=8, q=4, views=3, ranks=1)
+        return [replace(one, n=n, median_ms=0.5) for n in grid.n]
 
     monkeypatch.setattr(losses, "measure", measure)
     options = (
@@ -379,9 +364,7 @@ def test_what_is_measured_lies_beside_the_runs(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_train_says_so(
-    number: signal.Signals, tiny: list[str], program: str
-) -> None:
+def test_an_interrupted_run_says_so(number: signal.Signals, tiny: list[str], program: str) -> None:
     """Ctrl-C reaches every process of the foreground group."""
     overrides = [*tiny, "method=vicreg", "epochs=4000"]
     cell, runtime = load_run(overrides)

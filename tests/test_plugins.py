@@ -128,9 +128,8 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
         assert told.startswith(f"{kind} '{name}_plugin' cannot be loaded: {cause}")
         assert told.endswith(f"remove it: pip uninstall {name}_plugin; all else goes on without it")
         assert f"entry point of regbench.{kind}s" in told
-    assert without_gone.startswith(
-        "regbench: method 'gone_plugin' cannot be loaded: ModuleNotFoundError"
-    )
+    gone = "method 'gone_plugin' cannot be loaded: ModuleNotFoundError"
+    assert without_gone.startswith(f"regbench: {gone}")
     assert without_half.startswith("regbench: unknown method 'half'")
     why = "evaluation 'unset_plugin' cannot be loaded: RegbenchError: the setting needed"
     assert why in without_unset
@@ -181,7 +180,7 @@ run_sweep(load_grid(["method=own", f"runtime.runs_dir={sys.argv[1]}"]))
 """
 
 
-def test_a_plug_in_of_a_notebook_is_registered_again_and_is_for_its_process_alone(
+def test_a_plug_in_of_a_notebook_is_registered_again_in_its_process_alone(
     tmp_path: Path,
 ) -> None:
     done = python(NOTEBOOK, str(tmp_path))
@@ -261,7 +260,6 @@ def test_every_setting_of_a_cell_is_listed_with_its_meaning() -> None:
     assert wanted <= set(listed)
     assert all(setting.meaning and setting.kind for setting in listed.values())
     assert listed["evaluation.places205.epochs"].default == "28"
-    assert run("settings", "runtime.lease").output.split()[:4] == [
-        *("runtime", "runtime.lease_s", "=", "60.0")
-    ]
+    words = run("settings", "runtime.lease").output.split()
+    assert words[:4] == ["runtime", "runtime.lease_s", "=", "60.0"]
     assert run("settings", "nothing").exit_code == 2

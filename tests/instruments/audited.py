@@ -24,9 +24,8 @@ class Ours:
 
     def __call__(self, *views: Tensor, global_views: int | None = None) -> Tensor:
         group = dist.group.WORLD if dist.is_initialized() else None
-        return self.method.loss(
-            *views, engine=Engine(form="textbook", group=group), global_views=global_views
-        )
+        engine = Engine(form="textbook", group=group)
+        return self.method.loss(*views, engine=engine, global_views=global_views)
 
 
 def world() -> int:
@@ -50,9 +49,8 @@ def simclr(
     logits = own @ gather(own).T / 0.5
     rows = torch.arange(2 * n)
     if not keep:
-        logits = logits.masked_fill(
-            torch.arange(logits.shape[1]) == rows[:, None] + 2 * n * rank, -torch.inf
-        )
+        itself = torch.arange(logits.shape[1]) == rows[:, None] + 2 * n * rank
+        logits = logits.masked_fill(itself, -torch.inf)
     return F.cross_entropy(logits, (rows + n) % (2 * n) + 2 * n * rank)
 
 
@@ -75,11 +73,8 @@ def vicreg(
         std = (z.var(dim=0, correction=correction) + 1e-4).sqrt()
         c = z.T @ z / (len(z) - 1)
         squares = c.square() if diagonal else off_diagonal(c).square()
-        loss = (
-            loss
-            + variance_weight * F.relu(1 - std).mean() / 2
-            + covariance_weight * squares.sum() / z.shape[1]
-        )
+        loss = loss + variance_weight * F.relu(1 - std).mean() / 2
+        loss = loss + covariance_weight * squares.sum() / z.shape[1]
     return loss
 
 
@@ -188,9 +183,8 @@ def rbf_of_views(
     """The mean over pairs of the alignment, and over views of the energy."""
     units = [F.normalize(z, dim=1) for z in views]
     pairs = all_pairs(views) if pairs is None else pairs
-    alignment = torch.stack([F.mse_loss(units[i], units[j]) for i, j in pairs]).sum() / len(
-        all_pairs(views)
-    )
+    alignments = [F.mse_loss(units[i], units[j]) for i, j in pairs]
+    alignment = torch.stack(alignments).sum() / len(all_pairs(views))
     energies = torch.stack([(4 * u @ u.T - 4).exp().mean() for u in units[regularized]])
     return 100 * scale * alignment + energies.sum() / len(units[regularized])
 
@@ -205,9 +199,8 @@ def divides_by_the_views(*views: Tensor) -> Tensor:
 
 
 def prefers_the_first_view(*views: Tensor) -> Tensor:
-    pairs = [
-        (i, j) for i, j in all_pairs(views) for _ in range(3 if i == 0 and len(views) > 2 else 1)
-    ]
+    times = 3 if len(views) > 2 else 1
+    pairs = [(i, j) for i, j in all_pairs(views) for _ in range(times if i == 0 else 1)]
     return rbf_of_views(*views, pairs=pairs)
 
 
@@ -285,9 +278,8 @@ def moco_v3(p: Tensor, t: Tensor, gather: Callable[[Tensor], Tensor] = gathered)
 
 
 def moco_v3_of_own_rows(p: Tensor, t: Tensor) -> Tensor:
-    return 4 * F.cross_entropy(
-        F.normalize(p, dim=1) @ F.normalize(t, dim=1).T, torch.arange(len(p))
-    )
+    logits = F.normalize(p, dim=1) @ F.normalize(t, dim=1).T
+    return 4 * F.cross_entropy(logits, torch.arange(len(p)))
 
 
 def codes(z: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Answer, Ranks, directions_of, ranks, whole_batch
 from regbench.instruments.audit.target import Batch, Target
 from regbench.instruments.loss_checks import evaluate
-from tests.command import refusal, run
+from tests.command import python, refusal, run
 from tests.refusals import is_refused
 
 FILE = Path(__file__).with_name("audited.py")
@@ -116,10 +116,8 @@ class Told(Ranks):
         seen = self.factor(world) * torch.stack([part.sum() for part in along.split(list(rows))])
         slopes = tuple(seen.tolist())
         # DistributedDataParallel takes the mean of the gradients.
-        answers = [
-            Answer(self.factor(world) * value.item(), 0.0, world * slope, slopes)
-            for slope in slopes
-        ]
+        seen_value = self.factor(world) * value.item()
+        answers = [Answer(seen_value, 0.0, world * slope, slopes) for slope in slopes]
         return [replace(answer, drawn=answer.value) for answer in answers]
 
 
@@ -146,9 +144,7 @@ def test_a_state_of_each_ranks_own_rows_is_told(gathers: bool, name: str) -> Non
 @pytest.mark.parametrize(
     ("factor", "words"), [(lambda world: world, "times"), (lambda world: 1 / world, "divided by")]
 )
-def test_a_factor_of_the_value_between_ranks_is_told(
-    factor: Callable[[int], float], words: str
-) -> None:
+def test_a_factor_between_ranks_is_told(factor: Callable[[int], float], words: str) -> None:
     found = ranks(target("simclr", gathers=True), Told(factor))
     names = [finding.name for finding in found]
     assert names == ["value's factor", "unequal shares change the value"]
@@ -177,15 +173,10 @@ def test_a_loss_of_ones_own_is_held_to_be_sound() -> None:
 
 
 def test_pytests_plug_in_imports_nothing_until_it_is_asked_for() -> None:
-    code = (
-        "import sys, regbench.pytest_plugin; assert not {'torch', 'regbench.audit'} & "
-        "set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    groups = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"][
-        "entry-points"
-    ]
-    assert groups["pytest11"] == {"regbench": "regbench.pytest_plugin"}
+    done = python("import sys, regbench.pytest_plugin; print(*sys.modules)", check=True)
+    assert not {"torch", "regbench.audit"} & set(done.stdout.split())
+    project = tomllib.loads((FILE.parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"regbench": "regbench.pytest_plugin"}
 
 
 @pytest.mark.slow
@@ -247,7 +238,7 @@ def test_a_loss_takes_two_views_at_least() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "said"),
     [
         (["no_library"], "no adapters of 'no_library'"),
         (["no_module:Loss"], "no_module cannot be imported"),
@@ -259,10 +250,8 @@ def test_a_loss_takes_two_views_at_least() -> None:
         ([f"{FILE}:vicreg", "--probe", "teeth"], "unknown probe 'teeth'"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
-    assert message in refusal("audit", *arguments, "--out", tmp_path)
+def test_what_cannot_be_audited_is_refused(arguments: list[str], said: str, tmp_path: Path) -> None:
+    assert said in refusal("audit", *arguments, "--out", tmp_path)
 
 
 def test_adapters_are_read() -> None:

@@ -22,11 +22,8 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|-?\d+")
 
 def numbers(phrase: str, processes: int = 1) -> list[float]:
     """Run the script of the page that has a phrase in it, and read the numbers that it prints."""
-    (script,) = (
-        block
-        for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-        if phrase in block
-    )
+    blocks = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    (script,) = (block for block in blocks if phrase in block)
     command = [sys.executable, "-W", "ignore", "-c", script]
     if processes > 1:
         launcher = f"-m torch.distributed.run --standalone --no-python --nproc-per-node {processes}"
@@ -115,12 +112,8 @@ def table_of_weights() -> dict[tuple[str, str], tuple[str, str]]:
 FACTORS = table_of_weights()
 
 
-WEIGHTED = {
-    loss.name: loss
-    for losses in adapters.libraries().values()
-    for loss in losses.values()
-    if loss.weights
-}
+LOSSES = [loss for losses in adapters.libraries().values() for loss in losses.values()]
+WEIGHTED = {loss.name: loss for loss in LOSSES if loss.weights}
 
 
 def test_the_page_names_weights_of_adapters() -> None:

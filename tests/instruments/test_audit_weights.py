@@ -24,10 +24,9 @@ def test_lejepas_published_distance_is_a_sum_over_coordinates() -> None:
 
     def published(views: Sequence[torch.Tensor], seed: int = 0) -> torch.Tensor:
         distance = (views[0] - views[1]).square().sum(dim=1).mean() / 4
+        whole = methods.build("sigreg", directions=16, regularization_weight=1.0)
         with seeded(seed):
-            statistic = methods.build("sigreg", directions=16, regularization_weight=1.0).terms(
-                *views
-            )["normality"]
+            statistic = whole.terms(*views)["normality"]
         return (1 - weight) * distance + weight * statistic
 
     ours, our_slopes = evaluate(partial(textbook, method, global_views=2), views)

@@ -77,10 +77,8 @@ class SeesAnAxis(SeesTheFirstViewMore):
 
 class LikesCollapse(SeesTheFirstViewMore):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        return {
-            name: (-1 if name == "uniformity" else 1) * term
-            for name, term in Plain.terms(self, z1_NQ, z2_NQ).items()
-        }
+        terms = Plain.terms(self, z1_NQ, z2_NQ)
+        return terms | {"uniformity": -terms["uniformity"]}
 
 
 class IgnoresPairs(Plain):
@@ -90,10 +88,8 @@ class IgnoresPairs(Plain):
 
 class Rounds(SeesTheFirstViewMore):
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        low1, low2 = (
-            z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ)
-        )
-        return Plain.terms(self, low1, low2)
+        low = (z.bfloat16().to(z.dtype) if z.dtype == torch.float32 else z for z in (z1_NQ, z2_NQ))
+        return Plain.terms(self, *low)
 
 
 class UsesTheWrongDtype(Broken):

@@ -22,24 +22,9 @@ import torch
 
 from regbench import methods
 from regbench.benchmark.machine.meters import draw_embeddings
-from regbench.instruments.cost import timing
-from regbench.instruments.cost.harness import (
-    in_words,
-    median,
-    number,
-    ratios,
-    span,
-    take_turns,
-    to_csv,
-)
+from regbench.instruments.cost import harness, timing
 from regbench.instruments.cost.losses import Grid, cases, measure, table
-from regbench.instruments.cost.timing import (
-    LossCost,
-    join,
-    measure_rows,
-    value_and_gradient,
-    with_times,
-)
+from regbench.instruments.cost.timing import LossCost
 from regbench.methods.forms.engine import Engine
 from regbench.processes import Place, Processes, WorkFailed
 from tests.refusals import is_refused
@@ -49,7 +34,7 @@ EXAMPLE = LossCost(method="vicreg", form="gram", auto=True, n=64, q=32, views=2,
 
 
 def measured(rows: Sequence[LossCost], repeats: int, left_s: float = math.inf) -> list[LossCost]:
-    return measure_rows(CPU, rows, torch.float32, repeats, left_s)
+    return timing.measure_rows(CPU, rows, torch.float32, repeats, left_s)
 
 
 # ------------------------------------------------------------------ what all measurements share
@@ -62,21 +47,21 @@ def test_turns_are_taken_there_and_back() -> None:
         order.append(name)
         return len(order)
 
-    turns = take_turns({name: partial(turn, name) for name in "abc"}, 2)
+    turns = harness.take_turns({name: partial(turn, name) for name in "abc"}, 2)
     assert turns == {"a": [1, 6], "b": [2, 5], "c": [3, 4]}
     assert "".join(order) == "abccba"
 
 
 def test_ratios_are_of_one_round() -> None:
-    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
-    assert ratios([2.0, 9.0], [1.0]) == ratios([2.0], None) == []
-    assert (median([1.0, 9.0, 2.0]), median([])) == (2.0, None)
+    assert harness.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    assert harness.ratios([2.0, 9.0], [1.0]) == harness.ratios([2.0], None) == []
+    assert (harness.median([1.0, 9.0, 2.0]), harness.median([])) == (2.0, None)
 
 
 def test_numbers_have_three_digits() -> None:
-    shown = [number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)]
+    shown = [harness.number(value) for value in (None, 0.0, 0.012345, 12.345, 12345.0)]
     assert shown == ["–", "0", "0.0123", "12.3", "12,345"]
-    assert (span([3.0, 1.0, 2.0]), span([])) == ("1.00–3.00", "–")
+    assert (harness.span([3.0, 1.0, 2.0]), harness.span([])) == ("1.00–3.00", "–")
 
 
 # ------------------------------------------------------------------ one process
@@ -93,9 +78,8 @@ def test_memory_of_the_textbook_is_more_than_that_of_the_stream_and_the_same_twi
 
 
 def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
-    run = value_and_gradient(
-        methods.build("vicreg"), [torch.randn(8, 4) for _ in range(2)], Engine()
-    )
+    views = [torch.randn(8, 4) for _ in range(2)]
+    run = timing.value_and_gradient(methods.build("vicreg"), views, Engine())
     gradients = run()
     assert [gradient.shape for gradient in gradients] == [(8, 4)] * 2
     freed: list[int] = []
@@ -105,9 +89,7 @@ def test_a_call_keeps_no_gradients_for_the_next_to_count() -> None:
     assert sorted(freed) == [0, 1]
 
 
-def test_every_form_is_timed_in_every_round_though_one_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_form_is_timed_in_each_round_though_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ValueError("no\nluck")
 
@@ -115,14 +97,13 @@ def test_every_form_is_timed_in_every_round_though_one_fails(
     rounds: list[Mapping[Any, list[float]]] = []
 
     def noted(turns: Mapping[Any, Callable[[], float]], repeats: int) -> dict[Any, list[float]]:
-        rounds.append(take_turns(turns, repeats))
+        rounds.append(harness.take_turns(turns, repeats))
         return dict(rounds[-1])
 
     monkeypatch.setattr(timing, "take_turns", noted)
     forms = ("textbook", "gram", "covariance")
-    rows = [
-        replace(EXAMPLE, n=24, q=16, form=form, views=views) for form in forms for views in (2, 3)
-    ]
+    small = replace(EXAMPLE, n=24, q=16)
+    rows = [replace(small, form=form, views=views) for form in forms for views in (2, 3)]
     found = measured(rows, repeats=3)
     assert [row.note for row in found] == ["failed: ValueError: no luck"] * 2 + [""] * 4
     assert all(row.median_ms and row.extra_bytes for row in found[2:])
@@ -138,9 +119,8 @@ def test_what_is_timed_is_the_loss() -> None:
     leaves = [view.clone().requires_grad_() for view in views]
     loss = method.loss(*leaves, engine=Engine(form="textbook"), global_views=2)
     expected = torch.autograd.grad(loss, leaves)
-    torch.testing.assert_close(
-        list(value_and_gradient(method, views, Engine(form="gram"))()), list(expected)
-    )
+    found = timing.value_and_gradient(method, views, Engine(form="gram"))()
+    torch.testing.assert_close(list(found), list(expected))
 
 
 # ------------------------------------------------------------------ the grid
@@ -149,7 +129,7 @@ def test_what_is_timed_is_the_loss() -> None:
 def test_losses_are_measured_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    join(Place(0, 1, ""), "cpu", 2**30)
+    timing.join(Place(0, 1, ""), "cpu", 2**30)
     assert not torch.backends.cudnn.allow_tf32
 
 
@@ -182,9 +162,8 @@ def test_forms_asked_for() -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> list[LossCost]:
-    return measure(
-        Grid(methods=("sfrik_l2",), n=(33,), q=(40,), ranks=(2, 1), repeats=2, device="cpu")
-    )
+    grid = Grid(methods=("sfrik_l2",), n=(33,), q=(40,), ranks=(2, 1), repeats=2, device="cpu")
+    return measure(grid)
 
 
 def test_everything_is_measured(rows: list[LossCost]) -> None:
@@ -207,10 +186,9 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     for variant, ms in shared_ms.items():
         times_ms["shared", *variant], times_ms["alone", *variant] = [ms], [10 * ms]
     found = {}
-    for row in cases(
-        Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu")
-    ):
-        timed = with_times(row, times_ms)
+    grid = Grid(methods=("auh",), n=(8,), q=(4,), views=(2, 4), ranks=(1, 3), device="cpu")
+    for row in cases(grid):
+        timed = timing.with_times(row, times_ms)
         ms = shared_ms[row.form, row.views]
         assert timed.median_ms == timed.low_ms == timed.high_ms == ms
         compared = (timed.vs_textbook, timed.vs_one_rank, timed.vs_two_views)
@@ -227,17 +205,14 @@ def test_every_form_is_compared_with_that_of_as_many_views_and_ranks() -> None:
     }
 
 
-def test_what_does_not_fit_the_budget_is_left_out_the_costliest_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_beyond_the_budget_the_costliest_is_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     textbook = replace(EXAMPLE, method="sfrik_l3", n=512, q=64, form="textbook")
     gram = replace(textbook, form="gram")
     assert all(row.median_ms for row in measured([textbook, gram], repeats=1))
     found = measured([textbook, gram], repeats=2, left_s=0.0)
     assert all(row.note.startswith("left out: about ") and row.extra_bytes for row in found)
-    assert all(
-        "over what is left of the budget" in row.note and row.median_ms is None for row in found
-    )
+    assert all("over what is left of the budget" in row.note for row in found)
+    assert all(row.median_ms is None for row in found)
     # the first call of each takes three seconds and two: both leave seven
     times_s = iter((0.0, 3.0, 3.0, 5.0))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
@@ -277,14 +252,11 @@ def test_table_and_csv(rows: list[LossCost]) -> None:
     odd = replace(EXAMPLE, note='left out: "2 GiB", over\nit', extra_bytes=0)
     machine = Grid(device="cpu", threads=2).machine
     assert "gram*" in table(rows)
-    assert "threads 2, dtype float32" in in_words(machine)
-    lines = csv.DictReader(
-        io.StringIO(to_csv([asdict(row) for row in [*rows, odd]], machine), newline="")
-    )
+    assert "threads 2, dtype float32" in harness.in_words(machine)
+    text = harness.to_csv([asdict(row) for row in [*rows, odd]], machine)
+    lines = csv.DictReader(io.StringIO(text, newline=""))
     for row, line in zip([*rows, odd], lines, strict=True):
-        expected = {
-            name: "" if value is None else str(value) for name, value in asdict(row).items()
-        }
+        expected = {key: "" if value is None else str(value) for key, value in asdict(row).items()}
         assert expected.items() <= line.items()
         assert (line["torch"], line["dtype"], line["threads"]) == (version("torch"), "float32", "2")
 

@@ -6,7 +6,6 @@ A new method is tested by being registered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,14 +26,7 @@ from tests.methods.forms import VARIANTS, every_method
 from tests.methods.test_engine import draw, joined
 from tests.refusals import is_refused
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @every_method

@@ -24,6 +24,7 @@ from tests.methods.test_engine import joined
 from tests.refusals import is_refused
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 # n < q, n > q, n = 2, q = 2, n = q.
 SHAPES = [(5, 9), (11, 3), (2, 4), (7, 2), (6, 6)]
@@ -52,15 +53,13 @@ def covariance(z: Array, divisor: int) -> Array:
 # Barlow Twins
 
 
-def barlow_twins(
-    z1: Array, z2: Array, weight: float, scale: float, epsilon: float
-) -> dict[str, float]:
+def barlow_twins(z1: Array, z2: Array, weight: float, scale: float, eps: float) -> dict[str, float]:
     q = z1.shape[1]
     terms = {"alignment": 0.0, "redundancy": 0.0}
     for j, k in itertools.product(range(q), range(q)):
         a, b = z1[:, j], z2[:, k]
         c = np.mean((a - a.mean()) * (b - b.mean()))
-        c /= math.sqrt((a.var() + epsilon) * (b.var() + epsilon))
+        c /= math.sqrt((a.var() + eps) * (b.var() + eps))
         if j == k:
             terms["alignment"] += scale * (1 - c) ** 2
         else:
@@ -84,15 +83,15 @@ def vicreg_lse(
     z1: Array,
     z2: Array,
     tau: float,
-    weights: tuple[float, float, float],
+    weights: tuple[float, ...],
     contrast: bool,
-    over_coordinates: bool = False,
+    of_rows: bool = False,
 ) -> float:
     n, q = z1.shape
     squares = [(x - y) ** 2 for x, y in zip(z1.ravel(), z2.ravel(), strict=True)]
     total = weights[0] * sum(squares) / (n * q)
     for z in (z1, z2):
-        z = z - (z.mean(axis=1)[:, None] if over_coordinates else z.mean(axis=0))
+        z = z - (z.mean(axis=1)[:, None] if of_rows else z.mean(axis=0))
         variables = z if contrast else z.T
         count, observations = variables.shape
         for i in range(count):
@@ -217,9 +216,7 @@ def test_ivne_entropy_of_orthonormal_and_of_collapsed_embeddings(z: Array, entro
 # Matrix-SSL
 
 
-def matrix_ssl(
-    z1: Array, z2: Array, gamma: float, identity: float, shift: float, order: int
-) -> float:
+def matrix_ssl(z1: Array, z2: Array, gamma: float, mu: float, shift: float, order: int) -> float:
     n, q = z1.shape
     centring = np.eye(n) - np.ones((n, n)) / n
     views = unit(z1), unit(z2)
@@ -236,7 +233,7 @@ def matrix_ssl(
 
     total = 0.0
     for a, b in ((0, 1), (1, 0)):
-        total -= 0.5 * np.trace(identity * np.eye(q) @ log(cov(a, b)))
+        total -= 0.5 * np.trace(mu * np.eye(q) @ log(cov(a, b)))
         total -= 0.5 * gamma * np.trace(cov(a, a) @ log(cov(b, b)))
     return total
 
@@ -390,15 +387,9 @@ PUBLISHED: list[tuple[str, dict[str, Any], Callable[..., Any], tuple[Any, ...]]]
 
 
 @every_shape
-@pytest.mark.parametrize(("name", "settings", "formula", "numbers"), PUBLISHED)
-def test_published_formulas(
-    name: str,
-    settings: dict[str, Any],
-    formula: Callable[..., Any],
-    numbers: tuple[Any, ...],
-    n: int,
-    q: int,
-) -> None:
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published[0])
+def test_published_formulas(published: tuple[Any, ...], n: int, q: int) -> None:
+    name, settings, formula, numbers = published
     z1, z2 = draw(n, q)
     total, addends = evaluate(name, torch.from_numpy(z1), torch.from_numpy(z2), **settings)
     expected = formula(z1, z2, *numbers)
@@ -453,11 +444,7 @@ def w_mse_of_a_factor(z1: Tensor, z2: Tensor) -> Tensor:
     ],
 )
 def test_value_and_gradient_are_those_of_covariances(
-    method: methods.Regularizer,
-    published: Callable[[Tensor, Tensor], Tensor],
-    n: int,
-    q: int,
-    monkeypatch: pytest.MonkeyPatch,
+    method: methods.Regularizer, published: Loss, n: int, q: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whitening, "NARROW", 4)
     leaves = [torch.from_numpy(z).requires_grad_() for z in draw(n, q)]

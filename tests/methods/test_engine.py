@@ -25,6 +25,11 @@ from tests.refusals import is_refused
 STREAMED = [name for name in methods.names() if len(methods.build(name).forms) > 1]
 
 
+compiles = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+
+
 def draw(n: int, q: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     z1 = torch.randn(n, q, dtype=dtype, generator=generator)
@@ -144,9 +149,7 @@ def test_gradient_of_one_view_alone() -> None:
 
 @pytest.mark.parametrize("name", ["sfrik", "simclr", "vicreg"])
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
-)
+@compiles
 def test_compiled_network_and_loss_are_like_eager_ones(name: str) -> None:
     method = methods.build(name)
     generator = torch.Generator().manual_seed(1)
@@ -188,9 +191,7 @@ def test_functions_of_pairs_are_compiled_once_where_that_is_asked(
 
 @pytest.mark.slow  # the compiler
 @pytest.mark.parametrize("name", ["sfrik_l3", "quadratic"])
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
-)
+@compiles
 def test_compiled_functions_of_pairs_are_like_eager_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

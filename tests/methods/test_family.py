@@ -47,15 +47,12 @@ def test_mec(n: int, q: int, order: int) -> None:
     z1, z2 = draw(n, q, seed=10 + n)
     inverse = n * 3.0 / q
     c = unit(z1) @ unit(z2).T / inverse
-    series = [
-        (-1) ** (k + 1) / k * float(np.trace(np.linalg.matrix_power(c, k)))
-        for k in range(1, order + 1)
-    ]
+    powers = [float(np.trace(np.linalg.matrix_power(c, k))) for k in range(1, order + 1)]
+    series = [(-1) ** (k + 1) / k * power for k, power in enumerate(powers, 1)]
     terms = terms_of("mec", z1, z2, distortion=3.0, order=order)
     assert terms["alignment"] == pytest.approx(-inverse / n * series[0], rel=1e-10)
-    assert terms["coding rate"] == pytest.approx(
-        -inverse / n * sum(series[1:]), rel=1e-9, abs=1e-12
-    )
+    rate = -inverse / n * sum(series[1:])
+    assert terms["coding rate"] == pytest.approx(rate, rel=1e-9, abs=1e-12)
 
 
 KERNELS = {  # k of pakoromilas/DHEL-KCL, of the distance; K is the same but for the logarithm
@@ -71,10 +68,8 @@ KERNELS = {  # k of pakoromilas/DHEL-KCL, of the distance; K is the same but for
 def test_kernel_contrastive_learning(kernel: str, n: int, q: int) -> None:
     scale, share, of_distance = KERNELS[kernel]
     u1, u2 = (unit(z) for z in draw(n, q, seed=20 + n))
-    distances = [
-        [np.linalg.norm(u[i] - u[j]) for i in range(n) for j in range(i)] for u in (u1, u2)
-    ]
-    energy = share * sum(float(np.mean([of_distance(d) for d in own])) for own in distances)
+    gaps = [[np.linalg.norm(u[i] - u[j]) for i in range(n) for j in range(i)] for u in (u1, u2)]
+    energy = share * sum(float(np.mean([of_distance(d) for d in own])) for own in gaps)
     positives = [of_distance(float(np.linalg.norm(a - b))) for a, b in zip(u1, u2, strict=True)]
     terms = terms_of("kcl", 3 * u1, 0.2 * u2, kernel=kernel, scale=scale, energy_weight=5.0)
     assert terms == {
@@ -133,9 +128,8 @@ def test_ur_jepa(statistic: str) -> None:
         elif k:
             wider = [log_density(x, radii[k - 1]) for x in z]
             total += float(np.mean((np.array(logs) - wider) ** 2))
-    terms = terms_of(
-        "ur_jepa", z1, z2, statistic=statistic, dimension=2, regularization_weight=0.1, scale=10.0
-    )
+    weights = {"regularization_weight": 0.1, "scale": 10.0}
+    terms = terms_of("ur_jepa", z1, z2, statistic=statistic, dimension=2, **weights)
     assert terms == {
         "alignment": pytest.approx(0.9 * 0.25 * ((z1 - z2) ** 2).mean(), rel=1e-10),
         "rectifiability": pytest.approx(step * total, rel=1e-10 if statistic == "cglt" else 1e-8),

@@ -122,9 +122,7 @@ def distance(exponent: float, u: Sequence[float], v: Sequence[float]) -> float:
         *(("generalized_distance", "exponent", p, distance) for p in (0.5, 1.0, 1.7, 2.0)),
     ],
 )
-def test_kernels(
-    n: int, q: int, name: str, setting: str, value: Any, kernel: Callable[..., float]
-) -> None:
+def test_kernels(n: int, q: int, name: str, setting: str, value: Any, kernel: Any) -> None:
     z1, z2 = draw(n, q, seed=1)
     found = loss_of(name, z1, z2, **{setting: value}, alignment_weight=17.0)
     assert found == close(kernel_loss(z1, z2, 17.0, partial(kernel, value)))

@@ -6,8 +6,6 @@ import dataclasses
 import os
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import yaml
 from regbench import methods
 from regbench.methods import Regularizer
 from regbench.spaces import Range
+from tests.command import python
 from tests.plugin import install
 from tests.refusals import is_refused
 
@@ -51,9 +50,8 @@ def test_the_typeset_formulas_are_balanced_and_use_the_letters_of_the_plain_ones
         for opening, closing in (("{", "}"), ("(", ")"), (r"\left", r"\right")):
             assert data.latex.count(opening) == data.latex.count(closing), (data.title, opening)
         commands = GREEK.keys() & set(re.findall(r"\\([a-z]+)", data.latex))
-        assert {GREEK[command] for command in commands} == set(re.findall("[α-ω]", data.formula)), (
-            data.title
-        )
+        letters = set(re.findall("[α-ω]", data.formula))
+        assert {GREEK[command] for command in commands} == letters, data.title
 
 
 @every_name
@@ -193,9 +191,7 @@ def test_a_method_of_another_distribution_is_found(tmp_path: Path) -> None:
         """
     )
     environment = {**os.environ, "PYTHONPATH": install(tmp_path, "elsewhere_kernel", source)}
-    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, **how)
+    done = python(program, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(0.25)
 

@@ -14,13 +14,8 @@ import torch
 
 from regbench import methods
 from regbench.methods.forms.kernel import KernelEnergy, legendre, legendre_series
-from regbench.methods.forms.spectrum import (
-    Array,
-    expand,
-    kernel_spectrum,
-    log_harmonics,
-    quadrature,
-)
+from regbench.methods.forms.spectrum import expand, kernel_spectrum, log_harmonics, quadrature
+from tests.methods.forms import Array
 
 
 def harmonics(q: int, order: int) -> int:
@@ -103,9 +98,7 @@ def test_rbf_by_modified_bessel_functions(q: int, scale: float) -> None:
         return math.fsum((x / 2) ** (2 * k + nu) / each for k, each in enumerate(below))
 
     front = math.exp(-2 * scale) * math.gamma(q / 2) * scale ** (1 - q / 2)
-    exact = [
-        harmonics(q, order) * front * bessel(order + q / 2 - 1, 2 * scale) for order in range(7)
-    ]
+    exact = [harmonics(q, k) * front * bessel(k + q / 2 - 1, 2 * scale) for k in range(7)]
     assert expansion("rbf", q, 6, scale=scale) == pytest.approx(exact, rel=1e-8)
 
 

@@ -60,9 +60,10 @@ def loss_of_step(
     return loss_of_targets(method, predictions, found, Engine())
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in methods.names() if methods.build(name).metadata.symmetric]
-)
+SYMMETRIC = [name for name in methods.names() if methods.build(name).metadata.symmetric]
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
 def test_a_stopped_gradient_alone_halves_the_gradient_of_a_symmetric_loss(name: str) -> None:
     views = [z.requires_grad_() for z in draw(2)]
     engine = Engine(draw_seed=lambda: 0)

@@ -25,10 +25,8 @@ SHARES = [(2, 2), (3, 3), (3, 1), (8, 2)]
 def draw(count: int, n: int = 9, q: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(count)
     first = torch.randn(n, q, dtype=torch.float64, generator=generator)
-    return [
-        first + 0.4 * torch.randn(n, q, dtype=torch.float64, generator=generator)
-        for _ in range(count)
-    ]
+    noise = torch.randn(count, n, q, dtype=torch.float64, generator=generator)
+    return [first + 0.4 * each for each in noise]
 
 
 def ordered_pairs(count: int, global_views: int) -> list[tuple[int, int]]:
@@ -152,11 +150,8 @@ def frossl(views: list[Tensor], global_views: int) -> Tensor:
 
 def ivne(views: list[Tensor], global_views: int) -> Tensor:
     """train_ivne_imagenet100.py of jaeill/CVPR23-VNE."""
-    cosines = [
-        F.cosine_similarity(views[i], views[j]).mean()
-        for i in range(global_views)
-        for j in range(i + 1, len(views))
-    ]
+    pairs = [(i, j) for i in range(global_views) for j in range(i + 1, len(views))]
+    cosines = [F.cosine_similarity(views[i], views[j]).mean() for i, j in pairs]
     entropies = []
     for z in views:
         eigenvalues = torch.linalg.svdvals(F.normalize(z) / math.sqrt(len(z))) ** 2

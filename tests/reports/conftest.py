@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from regbench import methods
 from regbench.benchmark.rundir.record import LaterEvaluation, Score
@@ -67,6 +67,11 @@ def _settings() -> dict[str, Any]:
     return load_run([*DATA, *sizes, "method=vicreg", "dataset.train_per_class=1000"])[0].plain()
 
 
+def of_each(found: Locator, what: str) -> Any:
+    """The value of an expression of JavaScript for `each` of the elements."""
+    return found.evaluate_all(f"(found) => found.map((each) => {what})")
+
+
 def settings(label: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
     """The plain data of a cell.
 
@@ -97,6 +102,14 @@ def score(name: str, value: float, split: str = "test", unit: str = "%") -> Scor
     """A score as an evaluation gives it; without a unit it has no best."""
     title = TITLES.get(name, name)
     return Score(name, value, split, f"how {name} is measured", title, unit, True if unit else None)
+
+
+def probed(**values: float) -> dict[str, Any]:
+    """Scores of the factors of no data set that there is, as evaluations write them."""
+    scores = [score("knn_top1", 60.0)]
+    for name, value in values.items():
+        scores.append(score(f"factor_{name}", value, unit="%" if "kind" in name else ""))
+    return {"scores": tuple(scores)}
 
 
 def resign(path: Path, **changes: Any) -> None:
@@ -169,11 +182,9 @@ def _recorder(runs: Path) -> Make:
     ) -> Path:
         plain = settings(label, seed, **cell or {})
         identity = cell_id(plain)
-        scores = []
-        values = (("knn_top1", knn, "test"), ("linear_top1", linear, "test"))
-        for name, value, split in (*values, ("knn_top1", tuning, "tuning")):
-            if value is not None:
-                scores.append(score(name, value, split))
+        values = [("knn_top1", knn, "test"), ("linear_top1", linear, "test")]
+        values.append(("knn_top1", tuning, "tuning"))
+        scores = [score(name, value, of) for name, value, of in values if value is not None]
         if history is None:
             history = [_logged(e, seed) for e in range(1, (plain["epochs"] or 0) + 1)]
         metrics = "".join(json.dumps(row) + "\n" for row in history)
@@ -183,12 +194,10 @@ def _recorder(runs: Path) -> Make:
             costs |= {"peak_memory_bytes": 800 * 2**20, "peak_memory_kind": "process RSS"}
         made_by = {"regbench": "0.1.0", "python": "3.11.7", "torch": "2.14.1", "git": "abc1234"}
         made_by |= {"hostname": "node1", "hardware": "1 x Example CPU", "loader": "ffcv"}
-        times: Any = {
-            "started": "2026-11-21T04:00:00+00:00",
-            "finished": "2026-11-22T05:30:00+00:00",
-        }
+        began, ended = "2026-11-21T04:00:00+00:00", "2026-11-22T05:30:00+00:00"
+        attempt = PastAttempt(number=1, started=began, finished=ended, hostname="node1")
         given: dict[str, Any] = {"scores": tuple(scores), "label": label}
-        given |= {"attempts": (PastAttempt(number=1, hostname="node1", **times),), "seed": seed}
+        given |= {"attempts": (attempt,), "seed": seed}
         given |= {"method": plain["method"]["name"], "cost": Cost(**costs | (cost or {}))}
         given["environment"] = {**made_by, "threads": 1, **(environment or {})}
         given["data"] = ImageSource("made up", {"train": "ab" * 32, "test": "cd" * 32})
@@ -206,9 +215,8 @@ def _recorder(runs: Path) -> Make:
         path.write_text(record.text())
         if metrics:
             path.with_name("metrics-0001.jsonl").write_text(metrics)
-        (path.parent / "config.yaml").write_text(
-            yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False)
-        )
+        config = yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False)
+        path.with_name("config.yaml").write_text(config)
         return path
 
     return write
@@ -240,8 +248,7 @@ def tuned_sweep(runs: Path, name: str = "mine", *overrides: str) -> Path:
     created = "2026-11-22T06:00:00+00:00"
     sha256 = tuning_choice(runs / name, *entries, selected_on=split, created=created)
     how: dict[str, Any] = {"selected_on": split, "score": "knn_top1", "budget": 2, "edges": {}}
-    how["sha256"] = sha256
-    how["record"] = f"{name}/{TUNING_CHOICE}"
+    how |= {"sha256": sha256, "record": f"{name}/{TUNING_CHOICE}"}
     probe = {"selected_on": split, "chosen": 0.5, "candidates": {"0.1": 60.0, "0.5": 65.0}}
     for place, cell in enumerate(cells.values()):
         for seed in (0, 1):
@@ -309,14 +316,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The system's Chromium."""
-    program = next(
-        (
-            path
-            for name in ("chromium", "chromium-browser", "google-chrome")
-            if (path := shutil.which(name))
-        ),
-        "",
-    )
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), "")
     if not program:
         if os.environ.get("CI"):
             pytest.fail("no Chromium: CI has to test the page in one (apt-get install chromium)")

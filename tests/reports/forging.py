@@ -124,13 +124,10 @@ class Parts:
             files[f"{folder}/{name}"] = _text(record)
             config = yaml.dump(record["cell"], Dumper=yaml.CSafeDumper, sort_keys=False)
             files[f"{folder}/config.yaml"] = config.encode()
-            if record["metrics"]:
-                metrics = record["metrics"]
-                files[f"{folder}/{_named(metrics['file'])}"] = self.histories[
-                    metrics["sha256"]
-                ].encode()
-            if record["checkpoint"] and record["checkpoint"]["sha256"] in self.weights:
-                saved = record["checkpoint"]
+            if metrics := record["metrics"]:
+                history = self.histories[metrics["sha256"]]
+                files[f"{folder}/{_named(metrics['file'])}"] = history.encode()
+            if (saved := record["checkpoint"]) and saved["sha256"] in self.weights:
                 files[f"{folder}/{_named(saved['file'])}"] = self.weights[saved["sha256"]]
         for later, record in zip(self.evaluations, self._evaluated, strict=True):
             files[f"{_folder(record)}/evaluations/voc07.json"] = _text(later)

@@ -59,19 +59,16 @@ def tables_in(page: Path) -> dict[str, list[dict[str, str]]]:
     """The tables of a page by their titles: a row is column -> text, with ** around what is
     bold.
     """
-    found = {}
+    found: dict[str, list[dict[str, str]]] = {}
     figures = r'<figure class="table[^>]*>\s*<figcaption>(.*?)</figcaption>(.*?)</figure>'
     for title, text in re.findall(figures, page.read_text(), re.S):
         heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
-        found[html.unescape(title)] = [
-            {
-                name: html.unescape(re.sub("<[^>]*>", "", re.sub("</?b>", "**", cell)))
-                for name, cell in zip(
-                    heads, re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S), strict=True
-                )
-            }
-            for row in re.findall("<tr[^>]*>(.*?)</tr>", text.partition("<tbody>")[2], re.S)
-        ]
+        rows = found[html.unescape(title)] = []
+        body = re.sub("</?b>", "**", text.partition("<tbody>")[2])
+        for row in re.findall("<tr[^>]*>(.*?)</tr>", body, re.S):
+            cells = re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+            shown = [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in cells]
+            rows.append(dict(zip(heads, shown, strict=True)))
     return found
 
 
@@ -107,41 +104,26 @@ class Drawn:
 
     def markers(self, name: str) -> list[list[float]]:
         """The values at which the markers of a row are, to three digits, in the order of x."""
-        places = [
-            [float(use.get(axis, "")) for axis in "xy"]
-            for g in self._of(name, "mark")
-            for use in g.iter("use")
-        ]
+        uses = [use for g in self._of(name, "mark") for use in g.iter("use")]
+        places = [[float(use.get(axis, "")) for axis in "xy"] for use in uses]
         # those right of the plot are of labels
         inside = sorted(place for place in places if place[0] < 283)
-        return [
-            [float(f"{scale(v):.3g}") for scale, v in zip(self._scales, place, strict=True)]
-            for place in inside
-        ]
+        along_x, along_y = self._scales
+        return [[float(f"{along_x(x):.3g}"), float(f"{along_y(y):.3g}")] for x, y in inside]
 
     def spreads(self, name: str) -> list[float]:
         """The lengths of a row's error bars along x and y, or of its band, to two digits."""
-        bars = [
-            path
-            for g in self._of(name, "mark")
-            for path in g.findall("path")
-            if path.get("d", "").count("M") == 2
-        ]
-        (path,) = bars or [path for g in self._of(name, "mark band") for path in g.iter("path")]
+        paths = [path for g in self._of(name, "mark") for path in g.findall("path")]
+        bars = [path for path in paths if path.get("d", "").count("M") == 2]
+        band = self._of(name, "mark band")
+        (path,) = bars or [path for g in band for path in g.iter("path")]
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
         ends = zip(self._scales, (numbers[::2], numbers[1::2]), strict=True)
         # A band is drawn from the picture's lower edge up.
-        below = (
-            0.0
-            if bars
-            else float(
-                next(use.get("y", "") for g in self._of(name, "mark band") for use in g.iter("use"))
-            )
-        )
-        return [
-            float(f"{abs(scale(max(at) + below) - scale(min(at) + below)):.2g}")
-            for scale, at in ends
-        ]
+        edges = [use.get("y", "") for g in band for use in g.iter("use")]
+        below = 0.0 if bars else float(edges[0])
+        lengths = [abs(scale(max(at) + below) - scale(min(at) + below)) for scale, at in ends]
+        return [float(f"{length:.2g}") for length in lengths]
 
     def _of(self, name: str, kind: str) -> list[ElementTree.Element]:
         own = [g for g in self._groups if g.get("class") == kind]

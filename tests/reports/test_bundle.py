@@ -14,6 +14,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,7 @@ def test_of_several_that_submit_at_once_each_has_the_bundle(
 
 
 @pytest.mark.parametrize("command", ["submit", "report", "leaderboard"])
-def test_what_is_no_regular_file_is_refused_and_stays(
-    honest: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_pipe_is_refused_and_stays(honest: Path, tmp_path: Path, command: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     runs = [] if command == "leaderboard" else ["--runs-dir", honest.parent / "runs"]
@@ -170,10 +169,10 @@ def test_what_is_no_bundle_is_refused_in_one_line(honest: Path, tmp_path: Path) 
         assert "is no bundle as `regbench submit` writes it" in refusal("verify", broken)
 
 
-RECORD = f"mine/{12 * 'a'}/record.json"
+RUN = f"mine/{12 * 'a'}"
 
 
-def member(name: str = RECORD, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def member(name: str = f"{RUN}/record.json", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
     """A member of an archive, and its content."""
     content = fields.pop("content", b"{}")
     found = tarfile.TarInfo(name)
@@ -183,44 +182,34 @@ def member(name: str = RECORD, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
 
 
 SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "8"}
+LONG = {"comment": "x" * 2**20}
+NO_FILE = "is no regular file"
 HOSTILE: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes]], str]] = {
     "above the folder": ([member("../outside.json")], "../outside.json does not belong"),
     "an absolute path": ([member("/outside.json")], "/outside.json does not belong"),
     "a hidden file": ([member("mine/.profile")], "mine/.profile does not belong"),
     "a path of signs": ([member("a\x1b[2J\u202eb")], r"a\x1b[2J\u202eb does not belong"),
     "a deep folder": ([member("a/b/c/d/e.json")], "a/b/c/d/e.json does not belong"),
-    "a link": ([member(type=tarfile.SYMTYPE, linkname="/etc/passwd")], "is no regular file"),
-    "a hard link": ([member(type=tarfile.LNKTYPE, linkname="/etc/passwd")], "is no regular file"),
-    "a device": ([member(type=tarfile.CHRTYPE)], "is no regular file"),
-    "a pipe": ([member(type=tarfile.FIFOTYPE)], "is no regular file"),
-    "a folder": ([member("mine", type=tarfile.DIRTYPE)], "mine is no regular file"),
-    "a sparse file": (
-        [member(content=b"1\n0\n8\n" + bytes(512), pax_headers=SPARSE)],
-        "is no regular file",
-    ),
+    "a link": ([member(type=tarfile.SYMTYPE, linkname="/etc/passwd")], NO_FILE),
+    "a hard link": ([member(type=tarfile.LNKTYPE, linkname="/etc/passwd")], NO_FILE),
+    "a device": ([member(type=tarfile.CHRTYPE)], NO_FILE),
+    "a pipe": ([member(type=tarfile.FIFOTYPE)], NO_FILE),
+    "a folder": ([member("mine", type=tarfile.DIRTYPE)], f"mine {NO_FILE}"),
+    "a sparse file": ([member(content=b"1\n0\n8\n" + bytes(512), pax_headers=SPARSE)], NO_FILE),
     "a member twice": ([member(), member()], "record.json is in it twice"),
-    "a file and a folder of one name": (
-        [member("mine/a.json"), member("mine/a.json/b")],
-        "File exists",
-    ),
+    "a file that is a folder": ([member("mine/a.json"), member("mine/a.json/b")], "File exists"),
     "no member": ([], "it holds no record"),
     "no run": ([member("mine/words.txt")], "mine/words.txt does not belong"),
-    "a run without a record": (
-        [member(f"mine/{12 * 'a'}/config.yaml")],
-        "config.yaml does not belong",
-    ),
+    "a run without a record": ([member(f"{RUN}/config.yaml")], "config.yaml does not belong"),
     "a record in no sweep": ([member("record.json")], "schema version None"),
-    "no JSON": ([member(content=b"{")], f"{RECORD}: not valid JSON"),
+    "no JSON": ([member(content=b"{")], f"{RUN}/record.json: not valid JSON"),
     "a member without end": (
         [member(size=2**40)],
         "record.json unpacks to 1,099,511,627,776 bytes, which are too many",
     ),
     "headers of its own": ([member(pax_headers={"note": "x"})], "has headers that no bundle has"),
     "a size below zero": ([member(pax_headers={"size": "-5"})], "which are too many"),
-    "a name without end": (
-        [member(pax_headers={"comment": "x" * 2**20})],
-        "it unpacks to more than its files",
-    ),
+    "a name without end": ([member(pax_headers=LONG)], "it unpacks to more than its files"),
 }
 
 
@@ -245,9 +234,7 @@ def moved(bundle: Path, out: Path, old: str, new: str) -> Path:
 
 
 @pytest.mark.parametrize("place", ["other/tuning_choice.json", "tuning_choice.json"])
-def test_a_choice_lies_beside_the_cells_that_it_chose(
-    place: str, honest: Path, tmp_path: Path
-) -> None:
+def test_a_choice_lies_beside_the_cells_it_chose(place: str, honest: Path, tmp_path: Path) -> None:
     bundle = moved(honest, tmp_path / "moved.tar.xz", "mine/tuning_choice.json", place)
     assert f"{place} does not belong" in refusal("verify", bundle)
 
@@ -265,10 +252,10 @@ def test_no_more_is_unpacked_than_is_allowed(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "unpacked"))
     (tmp_path / "unpacked").mkdir()
-    tempfile.tempdir = None
+    monkeypatch.setattr(tempfile, "tempdir", None)
     bombs = {
-        "weights": [member(f"mine/{12 * 'a'}/x{n}.pt", content=bytes(2**20)) for n in range(4)],
-        "texts": [member(f"mine/{12 * 'a'}/x{n}.json", content=bytes(2**10)) for n in range(4)],
+        "weights": [member(f"{RUN}/x{n}.pt", content=bytes(2**20)) for n in range(4)],
+        "texts": [member(f"{RUN}/x{n}.json", content=bytes(2**10)) for n in range(4)],
     }
     monkeypatch.setattr(bundle, "WHOLE_BYTES", 2**21)
     monkeypatch.setattr(bundle, "TEXT_BYTES", 2**9)
@@ -281,12 +268,9 @@ def test_no_more_is_unpacked_than_is_allowed(
     monkeypatch.setattr(bundle, "TEXT_BYTES", 2**24)
     assert "it holds more than 20 files" in run("verify", honest).stderr
     assert [*(tmp_path / "unpacked").iterdir()] == []
-    tempfile.tempdir = None
 
 
-def test_a_full_disk_is_no_fault_of_the_bundle(
-    honest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_no_fault_of_a_bundle(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: object, target: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -322,9 +306,8 @@ def test_a_bundle_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_bundle_that_was_read_says_all_that_it_holds(honest: Path, tmp_path: Path) -> None:
     found = read_bundle(honest)
     parts = Parts(honest)
-    assert [record.cell_id for record in found.records] == sorted(
-        record["cell_id"] for record in parts.records
-    )
+    ids = sorted(record["cell_id"] for record in parts.records)
+    assert [record.cell_id for record in found.records] == ids
     assert found.choices.keys() == {choice["sha256"] for choice in parts.choices}
     assert found.histories == {
         record["cell_id"]: parts.histories[record["metrics"]["sha256"]].encode()
@@ -358,10 +341,8 @@ def test_what_was_packed_is_told_and_nothing_else_is_left(tmp_path: Path) -> Non
         data["scores"][0]["value"] = 99.0
         resign(path, scores=data["scores"])
     shutil.rmtree(out.parent)
-    first = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
-    with is_refused(
-        rf"{first}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"
-    ):
+    one = f"mine/{min(path.parent.name for path in sweep.glob('*/record.json'))}/record.json"
+    with is_refused(rf"{one}: .*more than its top-5.* \(and \d+ more\); docs/leaderboard.md says"):
         submit([sweep], out)
     assert list(out.parent.iterdir()) == []
 
@@ -376,37 +357,27 @@ def test_how_near_scores_have_to_come_again() -> None:
         cell = {**CELL, "method": {"name": method}, "seed": seed}
         return made(cell, seed=seed, scores=(score("later", 5.0), score("knn_top1", knn)))
 
-    seeds = [record("a", seed, 70.0 + 2 * seed) for seed in range(3)] + [
-        record("b", seed, 60.0 + seed) for seed in (0, 1)
-    ]
+    seeds = [record("a", seed, 70.0 + 2 * seed) for seed in range(3)]
+    seeds += [record("b", seed, 60.0 + seed) for seed in (0, 1)]
     first = replace(seeds[0], scores=(*seeds[0].scores, score("loss", -200.0, unit="")))
     later = frozenset({(first.cell_id, "later", "test")})
     found = Bundle(Path(), "0" * 64, (first, *seeds[1:], record("c", 0, 10.0)), {}, {}, later=later)
     pooled = 3 * math.sqrt(2) * math.sqrt((2 * 4.0 + 1 * 0.5) / 3)
-    bounds = {  # of knn_top1 and of the loss
-        (True, False): (pooled, 4 * 0.01 * 200),
-        (False, False): (0.5, 0.01 * 200),
-        (True, True): (0.0, 0.0),
-        (False, True): (0.0, 0.0),
-    }
-    for (trained, alike), tolerances in bounds.items():
+    # Of knn_top1 and of the loss, where it is trained again and where it is not.
+    bounds = {True: (pooled, 4 * 0.01 * 200), False: (0.5, 0.01 * 200)}
+    for trained, alike in product((True, False), repeat=2):
+        tolerances = (0.0, 0.0) if alike else bounds[trained]
         for sign in (-1, 1):
             for change, told in ((-1e-6, 0), (1e-6, 2)):
                 changes = [sign * max(tolerance + change, 0.0) for tolerance in tolerances]
-                again = [
-                    replace(each, value=each.value + by)
-                    for each, by in zip(first.scores[1:], changes, strict=True)
-                ]
+                changed = zip(first.scores[1:], changes, strict=True)
+                again = [replace(each, value=each.value + by) for each, by in changed]
                 lines = differences(found, first, Recomputed(trained, alike, again))
                 assert len(lines) == told, lines
         how = "it was trained again" if trained else "its weights were evaluated again"
-        rules = [
-            "they must be equal" if alike else f"{tolerance:.2g} is the tolerance"
-            for tolerance in tolerances
-        ]
-        assert [line.partition(" here, where ")[2] for line in lines] == [
-            f"{how}; {rule}" for rule in rules
-        ]
+        rules = [f"{how}; {tolerance:.2g} is the tolerance" for tolerance in tolerances]
+        rules = [f"{how}; they must be equal"] * 2 if alike else rules
+        assert [line.partition(" here, where ")[2] for line in lines] == rules
 
 
 def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Path) -> None:
@@ -415,9 +386,7 @@ def test_which_cells_are_computed_again_follows_from_the_whole_bundle(honest: Pa
     assert len({tuple(record.cell_id for record in drawn_cells(other, 2)) for other in others}) > 1
 
 
-def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again(
-    honest: Path,
-) -> None:
+def test_published_weights_and_what_was_only_tuned_are_not_computed_again(honest: Path) -> None:
     found = read_bundle(honest)
     first, *others = (record for record in found.records if record.status == "done")
     tuned = [record for record in found.records if record.status == "tuned"]
@@ -429,9 +398,7 @@ def test_published_weights_and_cells_that_were_only_tuned_are_not_computed_again
 
 def test_scores_of_later_evaluations_need_not_come_again(honest: Path) -> None:
     found = read_bundle(honest)
-    (record,) = (
-        record for record in found.records if record.score("voc07_map", "test") is not None
-    )
+    (record,) = (each for each in found.records if each.score("voc07_map", "test") is not None)
     own = [each for each in record.scores if each.name != "voc07_map"]
     at_end = {"effective_rank": 30.0}
     assert differences(found, record, Recomputed(True, True, own, at_end)) == []

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from tests.command import run
 from tests.records import chosen, plan, ranked, tuning_choice
 from tests.refusals import is_refused
 from tests.reports.conftest import dataset, resign
-from tests.reports.reading import tasks
+from tests.reports.reading import Make, tasks
 from tests.reports.test_report import SPOILED, spoil
-
-Make = Callable[..., Path]
 
 
 def test_good_records_check_out(runs: Path, record: Make) -> None:
@@ -36,9 +33,7 @@ TWICE = ("its cell id is", "its cell is none")
 
 
 @pytest.mark.parametrize("how", [*itertools.chain(*SPOILED.values())], ids=str)
-def test_a_misfit_is_told_alone_and_the_record_left_out(
-    runs: Path, record: Make, how: dict[str, Any]
-) -> None:
+def test_a_misfit_is_told_alone_and_the_record_left_out(runs: Path, record: Make, how: Any) -> None:
     record("AUH")
     spoil(record("VICReg", linear=99.5), how)
     reason = how["told"]
@@ -46,9 +41,8 @@ def test_a_misfit_is_told_alone_and_the_record_left_out(
     assert len(lines) == 1 + any(part in reason for part in TWICE), lines
     assert reason in "\n".join(lines) and all("\n" not in line for line in lines)
     assert [each.label for each in read_records(runs).records] == ["AUH"]
-    assert str(check_records([runs])).endswith(
-        f"\n{len(lines)} misfit{'s' if len(lines) > 1 else ''} in 2 records"
-    )
+    misfits = "1 misfit" if len(lines) == 1 else "2 misfits"
+    assert str(check_records([runs])).endswith(f"\n{misfits} in 2 records")
 
 
 def test_weights_are_read_where_they_still_are(runs: Path, record: Make) -> None:
@@ -113,9 +107,8 @@ def test_a_choice_may_lie_in_the_sweep_that_a_cell_came_from(runs: Path, record:
 def test_splits_must_hold_the_same_images(runs: Path, record: Make) -> None:
     first = min(record("VICReg", seed) for seed in (0, 1))
     other = record("AUH", data=ImageSource("made up", {"train": "ab" * 32, "test": "ee" * 32}))
-    record(
-        "AUH", cell={"dataset": dataset("stl10")}, data=ImageSource("made up", {"test": "11" * 32})
-    )
+    of_stl10 = ImageSource("made up", {"test": "11" * 32})
+    record("AUH", cell={"dataset": dataset("stl10")}, data=of_stl10)
     (line,) = check_records([runs]).misfits
     told = f"cdcdcdcdcdcd in 2 records, first {first}; eeeeeeeeeeee in 1 record, first {other}"
     assert line == f"data set fashion_mnist: the test split has 2 contents: {told}"
@@ -131,13 +124,8 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     def write(**changes: Any) -> str:
         return tuning_choice(runs / "quickstart", chosen("VICReg", ranked(best), **changes))
 
-    digest = write()
-    origin = {
-        "selected_on": "tuning",
-        "record": "elsewhere/quickstart/tuning_choice.json",
-        "sha256": digest,
-    }
-    resign(path, choice={"hyperparameters": origin})
+    origin = {"record": "elsewhere/quickstart/tuning_choice.json", "sha256": write()}
+    resign(path, choice={"hyperparameters": {**origin, "selected_on": "tuning"}})
     assert check_records([runs]).misfits == ()
     write(chosen="0" * 12)
     misfits = check_records([runs]).misfits
@@ -153,9 +141,8 @@ def test_a_tunings_choice(runs: Path, record: Make) -> None:
     (line,) = check_records([runs]).misfits
     assert f"{best}, chosen for VICReg, has no record beside it" in line
     (runs / "quickstart" / "tuning_choice.json").write_text("{}")
-    assert any(
-        "tuning_choice.json: schema version None" in line for line in check_records([runs]).misfits
-    )
+    misfits = check_records([runs]).misfits
+    assert any("tuning_choice.json: schema version None" in line for line in misfits)
 
 
 def test_on_the_command_line(runs: Path, record: Make) -> None:

@@ -77,11 +77,7 @@ def _entry(parts: Parts) -> Json:
 
 def _tried(parts: Parts, method: str = "vicreg") -> Json:
     """A record that was tuned and not chosen."""
-    return next(
-        record
-        for record in parts.records
-        if (record["method"], record["status"]) == (method, "tuned")
-    )
+    return next(one for one in parts.records if (one["method"], one["status"]) == (method, "tuned"))
 
 
 def _reference(parts: Parts, **cell: object) -> Json:
@@ -101,14 +97,10 @@ def _untrained(parts: Parts) -> None:
 
 
 def _published(parts: Parts) -> None:
-    nothing = dict.fromkeys(
+    cell: Json = dict.fromkeys(
         ("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer")
     )
-    cell = {
-        **nothing,
-        "method": {"name": "external"},
-        "external": {"source": "a.pt", "sha256": "0" * 64},
-    }
+    cell |= {"method": {"name": "external"}, "external": {"source": "a.pt", "sha256": "0" * 64}}
     _reference(parts, **cell).update(label="published", method="external")
 
 
@@ -127,9 +119,7 @@ def _stopped_higher(parts: Parts) -> None:
 
 def _several_seeds(parts: Parts) -> None:
     parts.choices[0]["seeds"] = [0, 1]
-    other = next(
-        record for record in parts.final if record["method"] == "vicreg" and record["seed"] == 1
-    )
+    other = next(each for each in parts.final if (each["method"], each["seed"]) == ("vicreg", 1))
     _entry(parts)["chosen"] = _entry(parts)["ranking"][0]["cell_id"] = other["cell_id"]
 
 
@@ -395,14 +385,10 @@ SHOWN = (
 
 def leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """The paths of all leaves of JSON."""
-    inner: Any = {}
-    if isinstance(value, dict):
-        inner = value
-    elif isinstance(value, list):
-        inner = dict(enumerate(value))
-    else:
+    if not isinstance(value, dict | list):
         yield path
-    for key, each in inner.items():
+        return
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
         yield from leaves(each, (*path, key))
 
 
@@ -440,9 +426,8 @@ def test_a_leaf_that_is_forged_is_refused_or_says_nothing(honest: Path, tmp_path
     draw, parts = random.Random(20261128), Parts(honest)
     before = shown(parts.write(tmp_path / "honest.tar.xz"), tmp_path / "honest")
     kinds: dict[str, list[tuple[Any, ...]]] = {}
-    documents = {"records": parts.records, "choices": parts.choices}
-    for name, document in {**documents, "evaluations": parts.evaluations}.items():
-        for path in leaves(document, (name,)):
+    for name in ("records", "choices", "evaluations"):
+        for path in leaves(getattr(parts, name), (name,)):
             kind = ".".join("*" if isinstance(step, int) else step for step in path)
             if path[2] != "sha256" and path[-2:] != ("metrics", "sha256"):
                 kinds.setdefault(kind, []).append(path)

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from regbench.reports.rows.comparable import (
-    configuration_settings,
-    is_setting,
-    row_settings,
-    task_of,
-    varying_settings,
-)
+from regbench.reports.rows import comparable
 from tests.records import made
 
-# What a cell states -> whether two rows differ in it, and two tasks.
-DECIDES = {
-    "dataset.name": (True, True),
-    "network.backbone.name": (True, True),
-    "network.projector.width": (True, False),
-    "network.statistics": (True, False),
-    "evaluation.knn.k": (True, True),
-    "evaluation.knn.other_k": (False, False),
-    "evaluation.probe.epochs": (True, True),
-    "evaluation.probe.learning_rates": (False, False),
-    "evaluation.precision": (True, True),
-    "evaluation.select_on": (True, True),
-    "evaluation.select_by": (False, False),
-    "evaluation.voc07.costs": (False, False),
-    "embedding_dim": (True, False),
-    "batch_size": (True, False),
-    "epochs": (True, False),
-    "augmentation.name": (True, False),
-    "optimizer.name": (True, False),
-    "optimizer.base_lr": (False, False),
-    "method.name": (False, False),
-    "seed": (False, False),
-    "external.sha256": (False, False),
-    "baseline": (False, False),
-}
+# What a cell states that tells tasks apart, what tells rows apart, and what does neither.
+OF_TASKS = {"dataset.name", "network.backbone.name", "evaluation.knn.k", "evaluation.probe.epochs"}
+OF_TASKS |= {"evaluation.precision", "evaluation.select_on"}
+OF_ROWS = OF_TASKS | {"network.projector.width", "network.statistics", "embedding_dim", "epochs"}
+OF_ROWS |= {"batch_size", "augmentation.name", "optimizer.name"}
+OF_NEITHER = {"evaluation.knn.other_k", "evaluation.probe.learning_rates", "evaluation.select_by"}
+OF_NEITHER |= {"evaluation.voc07.costs", "optimizer.base_lr", "method.name", "seed"}
+OF_NEITHER |= {"external.sha256", "baseline"}
 
 
 def test_what_makes_a_row_and_a_task() -> None:
     cell: dict[str, object] = {}
-    for key in DECIDES:
+    for key in sorted(OF_ROWS | OF_NEITHER):
         group = cell
         *groups, name = key.split(".")
         for each in groups:
@@ -50,18 +27,15 @@ def test_what_makes_a_row_and_a_task() -> None:
         group[name] = 7
     cell["dataset"], cell["network"]["backbone"] = {"name": "7"}, {"name": "7"}  # type: ignore[index]
     record = made(cell)
-    assert {key: is_setting(key) for key in DECIDES} == {
-        key: row for key, (row, _) in DECIDES.items()
-    }
-    assert {key for key, _ in row_settings(record)} == {
-        key for key, (row, _) in DECIDES.items() if row
-    }
-    of_task = {key for key, (_, task) in DECIDES.items() if task}
-    assert (task_of(record)[0], {key for key, _ in task_of(record)[1]}) == (False, of_task)
-    assert task_of(record, row_settings(record)) == task_of(record)
+    assert {key for key in OF_ROWS | OF_NEITHER if comparable.is_setting(key)} == OF_ROWS
+    assert {key for key, _ in comparable.row_settings(record)} == OF_ROWS
+    on_test, of_task = comparable.task_of(record)
+    assert (on_test, {key for key, _ in of_task}) == (False, OF_TASKS)
+    assert comparable.task_of(record, comparable.row_settings(record)) == (on_test, of_task)
     beside = {"seed", "evaluation.select_by", "evaluation.voc07.costs"}
-    assert {key for key, _ in configuration_settings(record)} == DECIDES.keys() - beside
-    assert task_of(made(cell, choice={"probe": {"selected_on": "test"}}))[0]
+    configuration = {key for key, _ in comparable.configuration_settings(record)}
+    assert configuration == (OF_ROWS | OF_NEITHER) - beside
+    assert comparable.task_of(made(cell, choice={"probe": {"selected_on": "test"}}))[0]
 
 
 @pytest.mark.parametrize(
@@ -79,4 +53,4 @@ def test_what_makes_a_row_and_a_task() -> None:
     ],
 )
 def test_settings_that_tell_rows_apart(rows: list[dict[str, str]], shown: list[str]) -> None:
-    assert varying_settings(tuple(row.items()) for row in rows) == shown
+    assert comparable.varying_settings(tuple(row.items()) for row in rows) == shown

@@ -36,9 +36,7 @@ def test_nothing_shows_where_nothing_was_measured(runs: Path, record: Make, tmp_
     assert "evaluation while training (s)" not in grid(cost_table(task(runs)))["VICReg"]
 
 
-def test_the_report_shows_curves_by_epoch_and_by_time(
-    runs: Path, record: Make, tmp_path: Path
-) -> None:
+def test_a_report_shows_curves_by_epoch_and_time(runs: Path, record: Make, tmp_path: Path) -> None:
     for seed, values in enumerate(((10, 20, 40, 61), (10, 30, 50, 66))):
         record("AUH", seed, cell=WATCHED, history=history(*values))
         times = history(*values, epoch_s=600.0 + 300 * seed)

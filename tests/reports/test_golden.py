@@ -21,7 +21,7 @@ from regbench.benchmark.settings.sweep import load_run
 from regbench.reports import write_report
 from tests.conftest import pytest_configure
 from tests.records import attempted, chosen, plan, ranked, tuning_choice
-from tests.reports.conftest import GIVEN, METHODS, backbone, dataset, score, settings
+from tests.reports.conftest import GIVEN, METHODS, backbone, dataset, probed, score, settings
 from tests.reports.reading import Make
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -58,18 +58,13 @@ def halfway(record: Make) -> None:
             scores = []
             for (name, split), value in values.items():
                 scores.append(score(name, value, split, "" if name == "alignment" else "%"))
-            cost = {
-                "train_s": 3600.0 * (11 + number),
-                "evaluate_s": 60.0 * (21 + 2 * number),
-                "img_per_s": 1500.0 + 100 * number,
-                "step_ms": 150.0 + 10 * number,
-                "loss_ms": 4.0 + number / 4,
-                "peak_memory_bytes": (5 + number / 8) * 2**30,
-                "peak_memory_kind": "CUDA allocated",
-                "loss_extra_bytes": (2 + number / 8) * 2**20,
-                "energy_gpu_joules": 3.6e6 * (13 + 3 * number),
-                "energy_cpu_joules": 3600.0 * (31 + 4 * number),
-            }
+            cost: dict[str, Any] = {"peak_memory_kind": "CUDA allocated"}
+            cost |= {"train_s": 3600.0 * (11 + number), "evaluate_s": 60.0 * (21 + 2 * number)}
+            cost |= {"img_per_s": 1500.0 + 100 * number, "step_ms": 150.0 + 10 * number}
+            cost |= {"loss_ms": 4.0 + number / 4, "loss_extra_bytes": (2 + number / 8) * 2**20}
+            cost |= {"peak_memory_bytes": (5 + number / 8) * 2**30}
+            cost |= {"energy_gpu_joules": 3.6e6 * (13 + 3 * number)}
+            cost |= {"energy_cpu_joules": 3600.0 * (31 + 4 * number)}
             history = [
                 {"epoch": 1, "effective_rank": 400.0, "alignment": 3.0},
                 {"epoch": 2, "effective_rank": 50.0 + 2 * number, "alignment": 0.2 + number / 50},
@@ -168,12 +163,9 @@ def tasks(record: Make) -> None:
     pixels = {"epochs": 0, "baseline": "raw_pixels", "dataset": dataset("digits")}
     record("raw pixels", linear=90.0, cell=pixels)
     for seed, tilt in enumerate((0.7, 0.9)):
-        values = {"tilt_deg_representation": tilt, "kind_representation": 40.0}
-        values["tilt_deg_embedding"] = -0.001  # what rounds to zero is not negative
-        scores = [score("knn_top1", 60.0)]
-        for name, value in values.items():
-            scores.append(score(f"factor_{name}", value, unit="%" if "kind" in name else ""))
-        record("VICReg", seed, scores=tuple(scores), cell={"dataset": dataset("scenes")})
+        kept = {"tilt_deg_representation": tilt, "kind_representation": 40.0}
+        kept["tilt_deg_embedding"] = -0.001  # what rounds to zero is not negative
+        record("VICReg", seed, **probed(**kept), cell={"dataset": dataset("scenes")})
     record("AUH", knn=50.0, linear=None, cell={"dataset": dataset("scenes")})
     sizes = {"batch_size": 512, "epochs": 200, "dataset": dataset("cifar10_full")}
     sizes["network"] = backbone("resnet18")
@@ -225,9 +217,8 @@ def paper(record: Make) -> None:
 
 def repeated(record: Make) -> None:
     """Three searches of each of two rows on two models of processors, and beside rows of one."""
-    for k, (label, search, seed) in enumerate(
-        itertools.product(("VICReg", "AUH"), range(3), range(2))
-    ):
+    runs = itertools.product(("VICReg", "AUH"), range(3), range(2))
+    for k, (label, search, seed) in enumerate(runs):
         how = {"hyperparameters": GIVEN | {"sha256": label, "search": search}}
         if search == 1:
             how["hyperparameters"]["edges"] = {"method.alignment_weight": "largest"}
@@ -319,11 +310,8 @@ def watched(record: Make) -> None:
                 own["select_on"] = "test"
             history = []
             for epoch in range(1, 5):
-                line: dict[str, Any] = {
-                    "epoch": epoch,
-                    "epoch_s": 600.0 + 300 * seed,
-                    "loss": 10.0 - epoch,
-                }
+                line: dict[str, Any] = {"epoch": epoch, "loss": 10.0 - epoch}
+                line["epoch_s"] = 600.0 + 300 * seed
                 if epoch % 2 == 0:
                     measured = score("knn_top1", 10.0 * epoch + k, split)
                     line["scores"] = [asdict(measured)]
@@ -332,22 +320,16 @@ def watched(record: Make) -> None:
             history[-1]["loss"] = float("nan") if seed else 1.0
             how = replace(score("knn_top1", 70.0 + k), protocol=f"way {k}")
             cell = {"dataset": dataset(task), "evaluation": evaluation | own}
-            more = {"cost": {"monitor_s": 40.0 + seed}, "spectrum": (1.0, 40.0, 2.0 * k, 0.0)}
-            hardware = {"hardware": f"1 x {'GPU' if label == 'AUH' else 'CPU'}"}
-            record(
-                label, seed, scores=(how,), cell=cell, history=history, environment=hardware, **more
-            )
+            more: dict[str, Any] = {"spectrum": (1.0, 40.0, 2.0 * k, 0.0), "history": history}
+            more["environment"] = {"hardware": f"1 x {'GPU' if label == 'AUH' else 'CPU'}"}
+            record(label, seed, scores=(how,), cell=cell, cost={"monitor_s": 40.0 + seed}, **more)
+    place: dict[str, Any] = {"dataset": dataset("stl10")}
     for q, spectrum in ((64, (1.0, 8.0, 2.0)), (128, (1.0, 8.0, 0.0)), (256, (1.0, 8.0, 0.0))):
-        cell = {"embedding_dim": q, "dataset": dataset("stl10")}
+        cell = place | {"embedding_dim": q}
         record("SFRIK (L=2)", cell=cell, spectrum=spectrum, linear=70.0 + q / 100)
-    record("SFRIK (L=1)", spectrum=(1.0, 3.0), cell={"dataset": dataset("stl10")})
-    record(
-        "VICReg",
-        10,
-        cell={"batch_size": 64, "dataset": dataset("stl10")},
-        environment={"git": None},
-    )
-    record("untrained", cell={"embedding_dim": 8, "batch_size": 8, "dataset": dataset("stl10")})
+    record("SFRIK (L=1)", spectrum=(1.0, 3.0), cell=place)
+    record("VICReg", 10, cell=place | {"batch_size": 64}, environment={"git": None})
+    record("untrained", cell=place | {"embedding_dim": 8, "batch_size": 8})
 
 
 CASES: dict[str, Callable[[Make], None]] = {

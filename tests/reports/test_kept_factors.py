@@ -6,24 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from regbench.reports import write_report
-from tests.reports.conftest import score, settings
+from tests.reports.conftest import of_each, probed, settings
 from tests.reports.reading import Make
-
-
-def probed(**values: float) -> dict[str, Any]:
-    """Scores of the factors of no data set that there is, as evaluations write them."""
-    scores = [score("knn_top1", 60.0)]
-    scores += [
-        score(f"factor_{name}", value, unit="%" if "kind" in name else "")
-        for name, value in values.items()
-    ]
-    return {"scores": tuple(scores)}
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +34,8 @@ def test_the_page_shades_what_is_kept(report: Path, new_page: Callable[..., Page
     page = new_page(color_scheme="light")
     page.goto((report / "report" / "index.html").as_uri())
     places = page.locator("#s1-factors_representation tbody td")
-    shades = places.evaluate_all(
-        "(found) => found.map((td) => td.style.getPropertyValue('--shade'))"
-    )
-    assert shades == ["40%", "80%", "", "0%"]
-    paint = "(found) => found.map((td) => getComputedStyle(td).backgroundColor)"
-    weak, strong, unknown, none = places.evaluate_all(paint)
+    assert of_each(places, "each.style.getPropertyValue('--shade')") == ["40%", "80%", "", "0%"]
+    weak, strong, unknown, none = of_each(places, "getComputedStyle(each).backgroundColor")
     assert len({strong, weak, unknown}) == 3
     assert none != strong
     assert places.nth(1).get_attribute("title") == "0.800 ± 0.141, n = 2"

@@ -111,9 +111,7 @@ def test_short_trainings_of_a_search_are_in_no_row(lab: Path, tmp_path: Path) ->
     assert sorted(epochs) == [1, 2, 2, 2, 2, 2, 2]
 
 
-def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_one(
-    tmp_path: Path,
-) -> None:
+def test_tunings_of_two_lengths_are_no_steps_and_what_is_between_is_one(tmp_path: Path) -> None:
     tuned_sweep(tmp_path / "runs", "long", "epochs=3")
     tuned_sweep(tmp_path / "runs", "brief", "epochs=1", "optimizer.warmup_epochs=0")
     out = tmp_path / "results" / "both.tar.xz"
@@ -127,14 +125,11 @@ def test_tunings_of_two_lengths_are_no_steps_of_a_search_and_what_is_between_is_
     assert tried == {(name, epochs): 2 for name in ("AUH", "VICReg") for epochs in ("1", "3")}
 
 
-def test_a_shorter_final_run_of_another_sweep_is_no_step_of_a_search(
-    lab: Path, tmp_path: Path
-) -> None:
+def test_a_shorter_final_run_of_another_sweep_is_no_step(lab: Path, tmp_path: Path) -> None:
     parts = Parts(lab)
     brief = parts.shorten(next(record for record in parts.final if record["method"] == "vicreg"))
     brief |= {"sweep": "brief", "choice": {"hyperparameters": GIVEN}}
     parts.write(tmp_path / "both.tar.xz")
-    found = Counter(
-        (row["method"], row["epochs"]) for row in tables_in(board_of(tmp_path))["Leaderboard"]
-    )
+    rows = tables_in(board_of(tmp_path))["Leaderboard"]
+    found = Counter((row["method"], row["epochs"]) for row in rows)
     assert found == {("AUH", "2"): 1, ("VICReg", "2"): 1, ("VICReg", "1"): 1}

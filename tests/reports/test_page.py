@@ -19,20 +19,15 @@ from regbench.reports.page.drawing import styles
 from regbench.reports.page.page import cells_of, section
 from regbench.reports.tables.details import tables_of
 from tests.records import attempted, plan, search, tuning_choice
-from tests.reports.conftest import GIVEN, score, settings
-from tests.reports.reading import Drawn, cells_in, task
+from tests.reports.conftest import GIVEN, of_each, score, settings
+from tests.reports.reading import Drawn, Make, cells_in, task
 
-Make = Callable[..., Path]
 Open = Callable[..., Page]
 
 LABELS = ("SFRIK (L=1)", "SFRIK (L=2)", "SFRIK (L=3)", "VICReg", "AUH")
-ODD = {
-    "a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}},
-    "no": "no",
-    "text": "a: b # c",
-    "none": None,
-    "t": True,
-}
+ODD: dict[str, Any] = {"a": {"b": [1, "x", 0.5], "rate": 1e-7, "empty": {}}, "no": "no"}
+ODD |= {"text": "a: b # c", "none": None, "t": True}
+NOTHING: Any = pytest.approx(0, abs=1e-3)
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
@@ -46,29 +41,17 @@ def site(recorder: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFact
     for i, label in enumerate(LABELS):
         for q in (512, 2048):
             for seed in (0, 1):
-                record(
-                    label,
-                    seed,
-                    knn=70.0 + i + 0.3 * seed,
-                    linear=75.0 + (7 * i) % 10 - 0.2 * seed + (q == 2048),
-                    cell={"embedding_dim": q},
-                    cost={
-                        "img_per_s": 3000.0 * (i + 1) ** 2,
-                        "train_s": 30.0 + i,
-                        "energy_gpu_joules": (250 + 10 * seed + 10 * i) * 3.6e3,
-                    },
-                    spectrum=(1.0, 40.0, 20.0, 0.0) if "SFRIK" in label else None,
-                )
+                knn, linear = 70.0 + i + 0.3 * seed, 75.0 + (7 * i) % 10 - 0.2 * seed + (q == 2048)
+                cost = {"img_per_s": 3000.0 * (i + 1) ** 2, "train_s": 30.0 + i}
+                cost["energy_gpu_joules"] = (250 + 10 * seed + 10 * i) * 3.6e3
+                spectrum = (1.0, 40.0, 20.0, 0.0) if "SFRIK" in label else None
+                more = {"cell": {"embedding_dim": q}, "cost": cost, "spectrum": spectrum}
+                record(label, seed, knn=knn, linear=linear, **more)
     record("untrained", 0, knn=65.0, linear=68.0)
     record(EVIL, 0, environment={"hardware": EVIL}, cell={"method": {"name": "evil", "odd": ODD}})
-    tuned = {
-        "selected_on": "test",
-        "score": "linear_top1",
-        "budget": 4,
-        "record": "tuning_choice.json",
-        "sha256": "ef" * 32,
-        "edges": {"method.local_weight": "largest"},
-    }
+    tuned: dict[str, Any] = {"selected_on": "test", "score": "linear_top1", "budget": 4}
+    tuned |= {"record": "tuning_choice.json", "sha256": "ef" * 32}
+    tuned["edges"] = {"method.local_weight": "largest"}
     record("MMCR", 0, knn=None, linear=99.0, choice={"hyperparameters": tuned}, history=[])
     attempted(folder / "runs" / "quickstart" / ("f" * 12), "failed", "out of memory")
     return write_report(folder / "runs", folder / "report").page
@@ -111,9 +94,7 @@ def column(page: Page, table: str, head: str) -> list[str]:
 def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     page = visit()
     head = page.locator("#s1-leaderboard thead th", has_text="images/s")
-    why = page.locator("#s1-leaderboard tbody td[title]").evaluate_all(
-        "(cells) => cells.map((cell) => cell.title)"
-    )
+    why = of_each(page.locator("#s1-leaderboard tbody td[title]"), "each.title")
     assert "the best mean of this column" in why
     before = column(page, "#s1-leaderboard", "images/s")
 
@@ -169,7 +150,7 @@ def test_filters(visit: Open) -> None:
     form.locator("select[name=method]").select_option("AUH")
     assert column(page, "#s1-leaderboard", "method") == ["AUH"]
     bright = page.locator("#s1 .figures").first.locator(".mark:not(.off)")
-    keys = bright.evaluate_all("(marks) => marks.map((mark) => mark.dataset.m)")
+    keys = of_each(bright, "each.dataset.m")
     assert set(keys) == {page.locator("#s1 .legend li", has_text="AUH").get_attribute("data-m")}
     form.get_by_role("button").click()
     expect(page.locator("#s1-leaderboard tbody tr:not([hidden])")).to_have_count(12)
@@ -178,9 +159,8 @@ def test_filters(visit: Open) -> None:
 
 def test_light_and_dark(visit: Open) -> None:
     def brightness(page: Page) -> int:
-        return int(
-            page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
-        )
+        red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+        return int(red)
 
     page = visit(color_scheme="dark")
     assert brightness(page) < 50
@@ -244,10 +224,9 @@ def test_what_was_selected_on_the_test_set_stands_apart(visit: Open) -> None:
     expect(section.locator(".badge")).to_have_text("selected on the test set")
     assert "MMCR" not in column(page, "#s1-leaderboard", "method")
     section.locator("figure[data-section] tbody tr").click()
-    expect(page.locator("dialog .warn")).to_contain_text("optimistic")
-    expect(page.locator("dialog")).to_contain_text(
-        "at the edge of what was tried: largest method.local_weight"
-    )
+    dialog = page.locator("dialog")
+    expect(dialog.locator(".warn")).to_contain_text("optimistic")
+    expect(dialog).to_contain_text("at the edge of what was tried: largest method.local_weight")
 
 
 def test_a_phone(visit: Open) -> None:
@@ -263,9 +242,8 @@ def test_a_phone(visit: Open) -> None:
     assert min(sizes_px) > 10.9
     page.locator("#s1-cells tbody tr a").first.tap()
     dialog = page.locator("dialog[open]")
-    assert dialog.evaluate(
-        "(d) => d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390"
-    )
+    fits = "d.scrollWidth <= d.clientWidth && d.getBoundingClientRect().right <= 390"
+    assert dialog.evaluate(f"(d) => {fits}")
 
 
 def test_without_javascript(visit: Open) -> None:
@@ -291,15 +269,11 @@ def test_a_method_lights_up_in_all_figures(visit: Open) -> None:
     entry = page.locator("#s1 .legend li", has_text="SFRIK (L=2)")
     entry.hover()
     expect(page.locator("#s1 .pictures")).to_have_class("pictures light")
-    keys = page.locator("#s1 .mark.on").evaluate_all(
-        "(marks) => marks.map((mark) => mark.dataset.m)"
-    )
+    keys = of_each(page.locator("#s1 .mark.on"), "each.dataset.m")
     assert set(keys) == {entry.get_attribute("data-m")}
     titles = page.locator("#s1 .mark.on title").all_text_contents()
-    assert any(
-        title.startswith("SFRIK (L=2), q=512: 81.90 ± 0.14 %, 31.0 ± 0.0 s, n = 2")
-        for title in titles
-    )
+    told = "SFRIK (L=2), q=512: 81.90 ± 0.14 %, 31.0 ± 0.0 s, n = 2"
+    assert any(title.startswith(told) for title in titles)
     assert any("b₁ = 40, b₂ = 20, b₃ = 0" in title for title in titles)
     page.mouse.move(0, 0)
     expect(page.locator("#s1 .pictures")).to_have_class("pictures")
@@ -318,10 +292,8 @@ def test_figures_and_methods(site: Path) -> None:
     assert time.markers("SFRIK (L=3), q=2048") == [[32.0, 79.9]]
     rank = Drawn(text, "Linear top-1 against effective rank", log="x")
     assert 'class="front"' not in rank.svg  # a higher rank is no cost
-    assert (
-        "<title>SFRIK (L=2), q=512: 81.90 ± 0.14 %, 45.0 ± 0.0 effective rank, n = 2</title>"
-        in rank.svg
-    )
+    told = "SFRIK (L=2), q=512: 81.90 ± 0.14 %, 45.0 ± 0.0 effective rank, n = 2"
+    assert f"<title>{told}</title>" in rank.svg
     assert rank.heads == ["effective rank", "linear top-1 (%)"]
     assert rank.markers("SFRIK (L=2), q=512") == [[45.0, 81.9]]
     dimension = Drawn(text, "Linear top-1 against the embedding dimension", log="x")
@@ -332,11 +304,7 @@ def test_figures_and_methods(site: Path) -> None:
     assert curve.heads == ["epoch", "alignment"]
     assert curve.markers("SFRIK (L=2), q=512") == [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3]]
     loss = Drawn(text, "Training loss, scaled")
-    assert loss.markers("SFRIK (L=2), q=512") == [
-        [1.0, 1.0],
-        [2.0, 0.25],
-        [3.0, pytest.approx(0, abs=1e-3)],
-    ]
+    assert loss.markers("SFRIK (L=2), q=512") == [[1.0, 1.0], [2.0, 0.25], [3.0, NOTHING]]
     # of a loss from 13/6 to 11/2, and √½ more on either side
     assert loss.spreads("SFRIK (L=2), q=2048")[1] == 1.4
     assert '<a href="https://example.org" rel="noopener">somebody, 2021</a>' in text
@@ -346,11 +314,9 @@ def test_a_cost_of_nothing_is_drawn(runs: Path, record: Make, tmp_path: Path) ->
     """On a linear axis: a logarithmic one has no place for it."""
     for label, memory_bytes in (("VICReg", 0), ("AUH", 2**20)):
         record(label, knn=None, cost={"loss_extra_bytes": memory_bytes}, history=[])
-    drawn = Drawn(
-        write_report(runs, tmp_path / "report").page.read_text(),
-        "Linear top-1 against memory of the loss",
-    )
-    assert drawn.markers("VICReg") == [[pytest.approx(0, abs=1e-3), 75.0]]
+    text = write_report(runs, tmp_path / "report").page.read_text()
+    drawn = Drawn(text, "Linear top-1 against memory of the loss")
+    assert drawn.markers("VICReg") == [[NOTHING, 75.0]]
     assert drawn.markers("AUH") == [[1.0, 75.0]]
 
 
@@ -369,10 +335,8 @@ def test_pareto_front(points: list[tuple[float, float]], front: list[int]) -> No
 
 def test_text_of_figures_is_left_as_it_is(runs: Path, record: Make, tmp_path: Path) -> None:
     label = 'lr=0.00125 id="a" url(#b) xlink:href #010203 xmlns="c" $x_1$ $\\nothing{$'
-    record(
-        label,
-        history=[{"epoch": e, "alignment": 0.001 * e, "effective_rank": 5.0} for e in (1, 2, 3)],
-    )
+    history = [{"epoch": e, "alignment": 0.001 * e, "effective_rank": 5.0} for e in (1, 2, 3)]
+    record(label, history=history)
     text = write_report(runs, tmp_path / "report").page.read_text()
     assert text.count(f">{label}</text>") >= 4
     assert Drawn(text, "Alignment").markers(label) == [[1.0, 0.001], [2.0, 0.002], [3.0, 0.003]]
@@ -384,10 +348,8 @@ def test_signs_behind_a_name_leave_the_row_its_method_and_its_cells(
     record(choice={"hyperparameters": GIVEN | {"edges": {"method.alignment_weight": "largest"}}})
     record(seed=1, status="diverged", knn=None, linear=None)
     text = write_report(runs, tmp_path / "report").page.read_text()
-    assert re.search(
-        r'<tr data-label="VICReg" data-m="\w+" data-r="0">\s*<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>',
-        text,
-    )
+    head = r'<th scope="row"><a href="#s1-cells"[^>]*>VICReg † ‡</a>'
+    assert re.search(rf'<tr data-label="VICReg" data-m="\w+" data-r="0">\s*{head}', text)
 
 
 @pytest.mark.parametrize("is_error", [False, True])
@@ -403,8 +365,7 @@ def test_of_more_methods_than_labels_the_pareto_front_is_labelled(
         record(f"method {i:02}", scores=(found,), cost={"train_s": 10.0 + i % 3}, history=[])
     title = "Error" if is_error else "Linear top-1"
     text = write_report(runs, tmp_path / "report").page.read_text()
-    scatter = text[text.index(f"{title} against training time") :]
-    scatter = scatter[: scatter.index("</svg>")]
+    scatter = Drawn(text, f"{title} against training time").svg
     drawn = [f"method {i:02}" for i in range(15) if f">method {i:02}</text>" in scatter]
     assert drawn == ["method 12", "method 13", "method 14"]
     assert all(f"<title>method {i:02}: " in scatter for i in range(15))
@@ -424,9 +385,8 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     new_page: Open, runs: Path, record: Make, tmp_path: Path
 ) -> None:
     for label, seed in (("VICReg", 0), ("AUH", 0), ("AUH", 1)):
-        folder = record(
-            label, seed, sweep="quick", cell={"embedding_dim": 64 if seed else 32}
-        ).parent.parent
+        cell = {"embedding_dim": 64 if seed else 32}
+        folder = record(label, seed, sweep="quick", cell=cell).parent.parent
     cells = [{"id": path.name, "label": "VICReg"} for path in folder.iterdir() if path.is_dir()]
     plan(folder, *cells, {"id": "f" * 12, "label": "SimCLR"})
     file = write_report(folder, tmp_path / "report").page
@@ -435,7 +395,8 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     page.clock.pause_at(20_000)  # its clock stands still, however long what follows takes
     page.goto(file.as_uri())
     page.locator(".filters select[name=method]").select_option("AUH")
-    page.locator("#s1-cells thead th", has_text="seed").get_by_role("button").click()
+    head = page.locator("#s1-cells thead th", has_text="seed")
+    head.get_by_role("button").click()
     page.locator("#s1-cells input").fill("done")
     page.locator("#s1-leaderboard .scroll").evaluate("(table) => table.scrollTo(40, 0)")
     page.evaluate("scrollTo({ top: 700, behavior: 'instant' })")
@@ -447,9 +408,7 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     assert page.evaluate(places) == [700, 40]
     page.clock.run_for(30_000)
     expect(page.locator("h1")).to_contain_text("Anew")
-    expect(page.locator("#s1-cells thead th", has_text="seed")).to_have_attribute(
-        "aria-sort", "descending"
-    )
+    expect(head).to_have_attribute("aria-sort", "descending")
     assert column(page, "#s1-cells", "seed") == ["1", "0"]
     assert page.locator("#s1-cells input").input_value() == "done"
     assert set(column(page, "#s1-leaderboard", "method")) == {"AUH"}
@@ -462,9 +421,7 @@ def test_a_page_of_a_running_sweep_loads_itself_again_and_stays_as_it_was_left(
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_page_of_cells_that_have_finished_or_failed_loads_once(
-    new_page: Open, site: Path
-) -> None:
+def test_a_page_of_cells_that_finished_or_failed_loads_once(new_page: Open, site: Path) -> None:
     page = new_page()
     page.clock.install()
     page.goto(site.as_uri())
@@ -479,12 +436,8 @@ def test_a_page_of_cells_that_have_finished_or_failed_loads_once(
 def test_a_task_says_what_can_be_chosen_of_it_and_what_all_trained_cells_share(
     runs: Path, record: Make
 ) -> None:
-    for label, q, rate in (
-        ("AUH", 512, 0.5),
-        ("VICReg", 512, 0.5),
-        ("VICReg", 2048, 0.5),
-        ("VICReg", 64, 0.25),
-    ):
+    rows = (("AUH", 512, 0.5), ("VICReg", 512, 0.5), ("VICReg", 2048, 0.5), ("VICReg", 64, 0.25))
+    for label, q, rate in rows:
         optimizer = {**settings(label)["optimizer"], "base_lr": rate}
         record(label, cell={"embedding_dim": q, "optimizer": optimizer})
     record("untrained")
@@ -520,9 +473,7 @@ def test_cells_say_of_which_row_and_configuration_they_are(runs: Path, record: M
     final = [cell for cell in cells if cell["status"] == "done"]
     assert [cell["row"] for cell in final] == [rows[cell["label"]] for cell in final]
     assert [cell["row"] for cell in cells if cell["status"] == "tuned"] == 3 * [-1]
-    groups = {
-        (cell["label"], cell["config"]["optimizer"]["base_lr"]): cell["group"] for cell in cells
-    }
+    groups = {(one["label"], one["config"]["optimizer"]["base_lr"]): one["group"] for one in cells}
     assert sorted(groups.values()) == [0, 1, 2, 3, 4]
     assert {cell["group"] for cell in final if cell["label"] == "VICReg"} < set(groups.values())
     assert (cells[-1]["id"], cells[-1]["group"]) == (path.parent.name, 4)

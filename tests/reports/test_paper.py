@@ -35,10 +35,8 @@ def printed(table: int, label: str, metric: str, **where: int) -> float | None:
     places = {f"{name}={value}" for name, value in where.items()}
     found = []
     for number in paper_numbers():
-        if number.setting.startswith(f"Table {table},") and (number.method, number.score) == (
-            label,
-            metric,
-        ):
+        is_named = (number.method, number.score) == (label, metric)
+        if is_named and number.setting.startswith(f"Table {table},"):
             found += [number.number] if places <= set(number.cell.split()) else []
     assert len(found) < 2
     return found[0] if found else None
@@ -70,8 +68,7 @@ def test_each_table_is_whole() -> None:
     counts = [18, 3, 66, 9, 12, 16, 16, 36, 30, 14, 28, 18, 9, 32]
     found = Counter(int(number.setting.split()[1].strip(",")) for number in numbers)
     assert found == dict(enumerate(counts, 2))
-    assert len(
-        {(number.setting, number.method, number.cell, number.score) for number in numbers}
-    ) == len(numbers)
+    names = {(number.setting, number.method, number.cell, number.score) for number in numbers}
+    assert len(names) == len(numbers)
     orders = {number.method for number in numbers if number.method.startswith("SFRIK (")}
     assert orders == {f"SFRIK (L={i})" for i in (1, 2, 3)}

@@ -27,10 +27,8 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(
     monkeypatch.setattr(power, "BETWEEN_SEEDS", 2.0)
     monkeypatch.setattr(power, "BETWEEN_SEARCHES", 1.0)
     planned = unplanned(load_grid([*tiny, "seed=0,1,2", "method=vicreg,tcr"]))
-    found = re.search(
-        r"(\d+) searches of each row and (\d+) final seeds of each search, ([\d,]+) trainings",
-        power_text(planned, 3.0, 9),
-    )
+    words = r"(\d+) searches of each row and (\d+) final seeds of each search, ([\d,]+) trainings"
+    found = re.search(words, power_text(planned, 3.0, 9))
     assert found is not None
     searches, finals, trainings = (int(each.replace(",", "")) for each in found.groups())
     assert trainings == 2 * searches * (9 + finals)
@@ -49,9 +47,7 @@ def test_so_many_searches_find_the_difference_in_four_of_five_simulated_tables(
     assert "and 1 final seeds of each search" in power_text(planned, 3.0, 9)
 
 
-def test_hours_are_said_to_be_estimated_where_any_is_and_unknown_where_one_is_not(
-    tiny: list[str],
-) -> None:
+def test_hours_are_estimated_where_any_is_and_unknown_where_one_is(tiny: list[str]) -> None:
     one, two = unplanned(load_grid([*tiny, "method=vicreg,simclr"]))
     one, two = replace(one, gpu_hours=1.0), replace(two, gpu_hours=2.0, from_flop=True)
     seeds = Power(2, BETWEEN_SEEDS).seeds_for(1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from regbench.benchmark.machine.description import has_fast_bf16
+from regbench.benchmark.machine import description
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.stored.prepare import prepare
@@ -20,6 +20,8 @@ from tests.command import done, run
 from tests.conftest import TINY
 from tests.reports.forging import Parts
 
+QUICK = ("epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]")
+
 
 @pytest.fixture(scope="module")
 def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,10 +29,9 @@ def trained(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     loss.
     """
     folder = tmp_path_factory.mktemp("trained")
-    quick = ["epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]"]
+    where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
     for seed in (0, 1):
-        where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
-        settings = [*TINY, *quick, f"seed={seed}", *where, "runtime.loss_form=textbook"]
+        settings = [*TINY, *QUICK, f"seed={seed}", *where, "runtime.loss_form=textbook"]
         run_cell(*load_run(settings), "tiny")
     bundle = folder / "lab.tar.xz"
     done("submit", "tiny", "--runs-dir", folder, "--out", bundle, "--weights")
@@ -65,9 +66,8 @@ def test_honest_cells_come_out_the_same(
     assert equal_cells(trained, tiny_data_dir) == ["evaluated again from its weights"]
     # other numbers, by the last bits
     assert equal_cells(trained, tiny_data_dir, "runtime.threads=2") == []
-    monkeypatch.setattr(
-        "regbench.benchmark.machine.description.has_fast_bf16", lambda: not has_fast_bf16()
-    )
+    other = not description.has_fast_bf16()
+    monkeypatch.setattr(description, "has_fast_bf16", lambda: other)
     assert equal_cells(trained, tiny_data_dir) == []
 
 
@@ -75,8 +75,7 @@ def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path
     sizes = {"foreground": "digits", "train_images": 64, "tuning_images": 20, "test_images": 30}
     settings = ["dataset=scenes", "augmentation=small_color", "network=resnet_mini"]
     settings += [f"dataset.source.{name}={value}" for name, value in sizes.items()]
-    settings += ["embedding_dim=16", "batch_size=32", "epochs=1", "optimizer.warmup_epochs=0"]
-    settings += ["evaluation.protocols=[knn]", "runtime.loader=torchvision"]
+    settings += [*QUICK, "embedding_dim=16", "batch_size=32", "runtime.loader=torchvision"]
     there, runs = tmp_path / "there", tmp_path / "runs"
     cell, runtime = load_run([*settings, f"runtime.data_dir={there}", f"runtime.runs_dir={runs}"])
     prepare(cell.dataset, there)
@@ -86,9 +85,7 @@ def test_data_that_can_be_generated_are_prepared_where_they_are_missing(tmp_path
 
 
 @pytest.mark.usefixtures("from_weights")
-def test_a_raised_score_is_found_from_the_weights(
-    trained: Path, tiny_data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_raised_score_is_found(trained: Path, tiny_data_dir: Path, tmp_path: Path) -> None:
     parts = Parts(trained)
     for record in parts.records:
         parts.score(record)["value"] += 0.1
@@ -119,13 +116,11 @@ def test_elsewhere_scores_may_differ_a_little(
 
 
 def test_cells_of_an_earlier_revision_of_a_loss_may_have_other_last_bits(
-    tiny_data_dir: Path, tmp_path: Path
+    tiny: list[str], tiny_data_dir: Path, tmp_path: Path
 ) -> None:
     """Records from before there were revisions are of the first."""
-    quick = ["epochs=1", "optimizer.warmup_epochs=0", "evaluation.protocols=[knn]", "method=sigreg"]
-    where = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path}"]
-    run_cell(*load_run([*TINY, *quick, "method.directions=16", *where]), "waves")
-    submit([tmp_path / "waves"], tmp_path / "now.tar.xz")
+    run_cell(*load_run([*tiny, *QUICK, "method=sigreg", "method.directions=16"]), "waves")
+    submit([tmp_path / "runs" / "waves"], tmp_path / "now.tar.xz")
     assert equal_cells(tmp_path / "now.tar.xz", tiny_data_dir) == ["trained again"]
     parts = Parts(tmp_path / "now.tar.xz")
     (record,) = parts.records
@@ -134,9 +129,7 @@ def test_cells_of_an_earlier_revision_of_a_loss_may_have_other_last_bits(
     assert "trained again, as near as other seeds come" in told.stdout, told.output
 
 
-def test_swapped_seeds_are_found_by_training_again(
-    trained: Path, tiny_data_dir: Path, tmp_path: Path
-) -> None:
+def test_swapped_seeds_are_found(trained: Path, tiny_data_dir: Path, tmp_path: Path) -> None:
     parts = Parts(trained)
     one, other = parts.records
     for name in ("scores", "metrics", "checkpoint", "cost"):
@@ -155,9 +148,8 @@ def test_images_of_another_data_set_are_found_by_those_here(
         record["data"]["content_sha256"][split] = "12" * 32
     told = verify(parts.write(tmp_path / "forged.tar.xz"), tiny_data_dir)
     assert told.exit_code == 2
-    assert (
-        f"the {split} split of tiny has other images there (121212121212) than here" in told.stderr
-    )
+    other = "has other images there (121212121212) than here"
+    assert f"the {split} split of tiny {other}" in told.stderr
 
 
 @pytest.mark.usefixtures("from_weights")

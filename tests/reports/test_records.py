@@ -45,9 +45,7 @@ def test_tidy_data(record_here: Make, golden: Callable[[str, str], None]) -> Non
     golden("tidy.txt", "\n".join(lines))
 
 
-def test_a_folder_of_sweeps_a_sweep_a_run_directory_and_several_folders(
-    runs: Path, record: Make
-) -> None:
+def test_a_folder_of_sweeps_a_sweep_a_run_and_several_folders(runs: Path, record: Make) -> None:
     one, two = record(seed=0), record(seed=1, sweep="other")
     folders = (runs, runs / "quickstart", one.parent)
     assert [len(load_records(folder)) for folder in folders] == [4, 2, 2]
@@ -186,12 +184,8 @@ def test_in_a_bundle_their_length_tells_the_steps_of_a_search(runs: Path, record
 
 def test_records_are_in_the_order_of_sweep_label_and_seed(runs: Path, record: Make) -> None:
     """A sweep's references, which are no methods, come after its methods."""
-    for sweep, label, seed in (
-        ("b", "AUH", 1),
-        ("a", "untrained", 0),
-        ("b", "AUH", 0),
-        ("a", "VICReg", 0),
-    ):
+    unsorted = (("b", "AUH", 1), ("a", "untrained", 0), ("b", "AUH", 0), ("a", "VICReg", 0))
+    for sweep, label, seed in unsorted:
         record(label, seed, sweep=sweep)
     found = [(each.sweep, each.label, each.seed) for each in read_records(runs).records]
     assert found == [("a", "VICReg", 0), ("a", "untrained", 0), ("b", "AUH", 0), ("b", "AUH", 1)]
@@ -201,18 +195,12 @@ def test_what_is_left_out_is_counted_in_a_line(runs: Path, record: Make) -> None
     paths = [record("AUH", seed) for seed in range(3)]
     assert read_records(runs).warning == ""
     told = "left out of the report: {}: not valid JSON.*[)]{}; `regbench report .*/runs/ --check`"
-    for number, (count, others) in enumerate(
-        (("1 file is", ""), ("2 files are", " and others")), 1
-    ):
-        paths[number].write_text("{")
-        first = min(paths[1 : number + 1])
-        assert re.fullmatch(
-            f"{count} {told.format(first, others)} tells all", read_records(runs).warning
-        )
-    assert (
-        read_records([runs, runs / "quickstart"]).remedy
-        == f"regbench report {runs}/ {runs}/quickstart/ --check"
-    )
+    for last, (count, others) in enumerate((("1 file is", ""), ("2 files are", " and others")), 1):
+        paths[last].write_text("{")
+        expected = f"{count} {told.format(min(paths[1 : last + 1]), others)} tells all"
+        assert re.fullmatch(expected, read_records(runs).warning)
+    remedy = read_records([runs, runs / "quickstart"]).remedy
+    assert remedy == f"regbench report {runs}/ {runs}/quickstart/ --check"
     paths[0].write_text("{")
     with is_refused(f"in {runs}: 3 damaged or changed, the first is {min(paths)}: not valid"):
         read_records(runs)
@@ -246,9 +234,7 @@ def test_later_evaluations_add_their_scores(runs: Path, record: Make) -> None:
     assert load_records(runs)["value"].tolist() == [70.0, 75.0, 80.0, 81.0, 74.0]
 
 
-@pytest.mark.parametrize(
-    "choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=["chosen", "without a choice"]
-)
+@pytest.mark.parametrize("choice", [{"voc07_rate": {"selected_on": "test"}}, {}], ids=str)
 def test_the_test_split_may_choose_a_later_evaluation_of_what_it_chose(
     runs: Path, record: Make, choice: dict[str, Any]
 ) -> None:

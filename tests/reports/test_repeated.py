@@ -22,12 +22,8 @@ def outcomes(rows: int, searches: int, seeds: int, rng: np.random.Generator) -> 
     run its own.
     """
     of_search = SEARCH * rng.normal(size=(rows, searches, 1))
-    return (
-        70
-        + of_search
-        + SEED * rng.normal(size=(rows, searches, seeds))
-        + rng.normal(size=(searches, seeds))
-    )
+    of_run = SEED * rng.normal(size=(rows, searches, seeds))
+    return 70 + of_search + of_run + rng.normal(size=(searches, seeds))
 
 
 def row(scores: np.ndarray) -> Configuration:
@@ -72,10 +68,8 @@ def test_the_interval_holds_the_mean_in_nineteen_of_twenty_rows() -> None:
 def test_the_split_of_the_variance_is_found_also_where_runs_are_missing() -> None:
     rng = np.random.default_rng(2)
     rows = []
-    for searches in SEARCH * rng.normal(size=(2000, 3)):
-        rows.append(
-            {k: 70 + mean + SEED * rng.normal(size=3 - k) for k, mean in enumerate(searches)}
-        )
+    for means in SEARCH * rng.normal(size=(2000, 3)):
+        rows.append({k: 70 + mean + SEED * rng.normal(size=3 - k) for k, mean in enumerate(means)})
     seed, search = nested_deviations(rows) or (0, 0)
     assert (search, seed) == pytest.approx((SEARCH, SEED), rel=0.05)
     assert nested_deviations([{0: [70.0, 71.0]}]) is None

@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,14 +26,12 @@ from regbench.reports.page import drawing
 from regbench.reports.tables.details import accuracy_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.table import to_markdown
-from tests.command import run
+from tests.command import python, run
 from tests.records import chosen, ranked, tuning_choice
 from tests.refusals import is_refused
 from tests.reports.conftest import backbone, dataset, later, resign, score
 from tests.reports.forging import set_leaf
-from tests.reports.reading import task
-
-Make = Callable[..., Path]
+from tests.reports.reading import Make, task
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect"}
 
@@ -68,9 +65,7 @@ class Page(HTMLParser):
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         if not {"style", "script"} & set(self.open):
@@ -106,12 +101,8 @@ def site(
 
 def test_a_report_is_made_without_torch(record: Make, runs: Path) -> None:
     record()
-    program = f"""
-import sys, regbench
-regbench.report({str(runs / "quickstart")!r})
-sys.exit("torch" in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
+    program = "import sys, regbench; regbench.report(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    python(program, str(runs / "quickstart"), check=True)
 
 
 def test_the_files(site: tuple[WrittenReport, Page]) -> None:
@@ -224,9 +215,7 @@ def test_what_does_not_fit_is_in_no_table(runs: Path, record: Make) -> None:
     assert "VICReg" not in page.text
 
 
-def test_an_evaluation_or_choice_that_does_not_fit_is_left_out_alone(
-    runs: Path, record: Make
-) -> None:
+def test_an_evaluation_or_choice_that_misfits_is_left_out_alone(runs: Path, record: Make) -> None:
     path = record("VICReg", tuning=60.0)
     evaluation = later(path, score("voc07_map", 81.25))
     choice = runs / "quickstart" / "tuning_choice.json"
@@ -290,18 +279,16 @@ def test_every_table_compiles(runs: Path, tmp_path: Path, record: Make) -> None:
         for label in ("I-VNE⁺ & 50 % of $x_1$ #{~^\\}", "Ω-method é", "VICReg"):
             record(label, seed, tuning=60.0 + seed, linear=70.0 + seed**2, cost=energy)
     record("AUH", status="diverged", knn=None, linear=None)
-    record(
-        "VICReg", sweep="other", cell={"dataset": dataset("in20"), "network": backbone("resnet18")}
-    )
+    in20 = {"dataset": dataset("in20"), "network": backbone("resnet18")}
+    record("VICReg", sweep="other", cell=in20)
     report = write_report(runs, tmp_path / "report")
     tables = [path for path in report.files if path.suffix == ".tex"]
     assert len(tables) == 2 * 5
     # A page each, wide enough for any of them; pdflatex stops at the first error and leaves with 1.
     body = "\n\\newpage\n".join(f"\\input{{{path.name}}}" for path in tables)
-    head = (
-        "\\documentclass{article}\n\\usepackage{booktabs}\n\\pdfpagewidth=60in\n\\begin{document}\n"
-    )
-    (tmp_path / "report" / "all.tex").write_text(f"{head}{body}\n\\end{{document}}\n")
+    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\pdfpagewidth=60in\n"
+    document = f"\\begin{{document}}\n{body}\n\\end{{document}}\n"
+    (tmp_path / "report" / "all.tex").write_text(head + document)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
     done = subprocess.run(
         command, cwd=tmp_path / "report", capture_output=True, text=True, errors="replace"

@@ -30,9 +30,7 @@ def bandlimited(order: int, *, ksd: bool = False, q: int = 12) -> dict[str, Any]
     times eigenvalues.
     """
     sizes = [1.0, 12.0, 77.0, 352.0][1 : order + 1]
-    weights = [
-        size * (degree * (degree + q - 2) if ksd else 1) for degree, size in enumerate(sizes, 1)
-    ]
+    weights = [size * (k * (k + q - 2) if ksd else 1) for k, size in enumerate(sizes, 1)]
     weights = [0.2 * weight / sum(weights) for weight in weights]
     return LINEAR | {"weights": weights, "alignment_weight": 0.8 * q / 4}
 
@@ -54,15 +52,11 @@ def bandlimited(order: int, *, ksd: bool = False, q: int = 12) -> dict[str, Any]
         (MMD | {"order": 1, "statistic": "ksd"}, LINEAR | {"alignment_weight": 12.0}),
     ],
 )
-def test_what_is_called_the_same_loss_has_the_same_gradient(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_what_is_called_the_same_loss_has_the_same_gradient(one: Any, other: Any) -> None:
     """The table of common terms against the losses themselves, at q = 12."""
     draw = torch.Generator().manual_seed(1)
-    views = [
-        torch.randn(9, 12, generator=draw, dtype=torch.float64, requires_grad=True)
-        for _ in range(2)
-    ]
+    drawn = torch.randn(2, 9, 12, generator=draw, dtype=torch.float64)
+    views = [view.requires_grad_() for view in drawn]
     scaled, terms = [], []
     for choice in (one, other):
         arguments = dict(choice)
@@ -102,17 +96,13 @@ def test_what_is_no_other_loss_is_not_called_so(method: Any) -> None:
 
 
 def test_other_weights_of_a_series_are_another_kernel() -> None:
-    kernels = {
-        written(LINEAR | {"weights": weights}).kernel
-        for weights in ([1.0, 40.0], [1.0, 41.0], [0.0, 1.0])
-    }
-    assert len(kernels) == 3
+    series = ([1.0, 40.0], [1.0, 41.0], [0.0, 1.0])
+    assert len({written(LINEAR | {"weights": weights}).kernel for weights in series}) == 3
 
 
 def test_of_more_than_two_views_the_spherical_discrepancies_are_another_loss() -> None:
     assert written(MMD, views=3) is None
     assert written(bandlimited(3), views=3) is not None
-    assert (
-        common_terms({"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}) is None
-    )
+    odd = {"method": MMD, "embedding_dim": 12, "augmentation": {"views": [1]}}
+    assert common_terms(odd) is None
     assert written(MMD, q=-5) is None  # a stranger's

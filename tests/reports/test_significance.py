@@ -56,9 +56,8 @@ def test_a_balanced_table_is_tested_by_the_textbooks_sums_of_squares() -> None:
 
     Of rows with three seeds or more.
     """
-    scores = (
-        np.random.default_rng(3).normal(70, [[0.5], [1.0], [2.0], [1.5], [1.0]], (5, 4)).round(2)
-    )
+    spread = [[0.5], [1.0], [2.0], [1.5], [1.0]]
+    scores = np.random.default_rng(3).normal(70, spread, (5, 4)).round(2)
     rest = scores - scores.mean(1, keepdims=True) - scores.mean(0) + scores.mean()
     variance = np.sum(rest**2) / (4 * 3)
     own = 5 / 4 * np.sum(rest**2, axis=1) / 3
@@ -91,10 +90,8 @@ def test_a_seed_that_no_counted_row_has_changes_nothing() -> None:
 
 def test_rows_without_any_luck_differ_or_are_the_same() -> None:
     """The row of fewest seeds that counts has three."""
-    rows = [
-        dict.fromkeys(range(count), value)
-        for count, value in ((5, 70.0), (3, 70.0), (4, 71.0), (2, 80.0))
-    ]
+    counted = ((5, 70.0), (3, 70.0), (4, 71.0), (2, 80.0))
+    rows = [dict.fromkeys(range(count), value) for count, value in counted]
     test = Tukey(rows)
     assert (test.rows, test.seeds, test.deviation, test.least) == (3, 3, 0.0, 0.0)
     assert [pair.p for pair in test.compare(0, [1, 2])] == pytest.approx([1.0, 0.0], abs=1e-9)
@@ -173,13 +170,10 @@ def test_the_leaderboard_says_what_it_can_tell(runs: Path, record: Make) -> None
     notes = " ".join(leaderboard(summary).notes)
     assert re.search(r"from a difference of \d.\d \(linear top-1\) on", notes)
     assert "Not tested, with fewer than three seeds shared with the best: " in notes
-    assert (
-        f"with 3 seeds of each of 4 rows, a true difference of {test.detectable(3):.2g} points of "
-        "linear top-1" in note
-    )
-    assert (
-        f"1 point takes {test.seeds_for(1)} seeds, one of 0.5 points {test.seeds_for(0.5)}." in note
-    )
+    difference = f"a true difference of {test.detectable(3):.2g} points of linear top-1"
+    assert f"with 3 seeds of each of 4 rows, {difference}" in note
+    seeds, twice = test.seeds_for(1), test.seeds_for(0.5)
+    assert f"1 point takes {seeds} seeds, one of 0.5 points {twice}." in note
     assert f"with {images_for(mean, 1):,} and {images_for(mean, 0.5):,} test images" in note
 
 
@@ -214,21 +208,16 @@ def test_without_a_spread_nothing_is_promised(runs: Path, record: Make) -> None:
     assert power_notes(task(runs)) == []
 
 
-@pytest.mark.parametrize("spread", ["equal", "1 to 3", "few of 3"])
-def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference_from_the_best(
-    spread: str,
-) -> None:
+SPREADS = [np.ones(54), np.linspace(1, 3, 54), np.repeat([1.0, 3.0], [49, 5])]
+
+
+@pytest.mark.parametrize("spread", SPREADS, ids=["equal", "1 to 3", "few of 3"])
+def test_at_most_one_table_in_twenty_of_equal_rows_claims_a_difference(spread: np.ndarray) -> None:
     """54 rows with three seeds, also where some rows scatter three times as much as others."""
-    deviations = {
-        "equal": np.ones(54),
-        "1 to 3": np.linspace(1, 3, 54),
-        "few of 3": np.repeat([1.0, 3.0], [49, 5]),
-    }
     rng = np.random.default_rng(0)
     false = []
-    for scores in rng.normal(size=(400, 54, 3)) * deviations[spread][:, None] + rng.normal(
-        size=(400, 1, 3)
-    ):
+    tables = rng.normal(size=(400, 54, 3)) * spread[:, None] + rng.normal(size=(400, 1, 3))
+    for scores in tables:
         found = best(Tukey([dict(enumerate(row)) for row in scores]))
         false.append(any(p <= LEVEL for p in found.p.values()))
     assert np.mean(false) <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / 400)

@@ -36,9 +36,8 @@ def write_everywhere(parts: Parts, text: str) -> None:
         record["cell"]["dataset"]["name"] += f"-{len(text)}"
         record["cell"]["augmentation"]["name"] = f"{text}{record['cell']['optimizer']['base_lr']}"
         record["environment"] = dict.fromkeys(("hardware", "git", "loader", text), text)
-        record["regularizer"] = dict.fromkeys(
-            ("reference", "formula", "url", "limitation", text), text
-        )
+        names = ("reference", "formula", "url", "limitation", text)
+        record["regularizer"] = dict.fromkeys(names, text)
         record["data"]["source"] = record["cost"]["peak_memory_kind"] = text
         record["attempts"][0]["error"] = record["attempts"][0]["hostname"] = text
         for score in record["scores"]:
@@ -64,33 +63,19 @@ def test_no_text_stops_the_site(lab: Path, tmp_path: Path) -> None:
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{len(HOSTILE)} bundles: ")
-    pages = [tmp_path / "site" / "index.html"]
-    for page in pages:
-        text = page.read_text().replace("\n", "")
-        assert text.isprintable() and r"\u001b" not in text, page
-        assert all(len(letters) < 600 for letters in re.findall("<text[^>]*>([^<]*)", text)), page
-        assert all(int(px) < 2000 for px in re.findall(r"min-width: (\d+)px", text)), page
-    told = set()
-    for page in pages:
-        told |= {cell["data"]["source"] for cell in cells_in(page)}
-        assert all(_texts_are_printable(cell) for cell in cells_in(page)), page
-    assert any(r"\u202eGERciV\u200b" in source for source in told)
-    assert r"\u202eGERciV\u200b" in (tmp_path / "site" / "index.html").read_text()
+    page = tmp_path / "site" / "index.html"
+    text = page.read_text().replace("\n", "")
+    assert text.isprintable() and r"\u001b" not in text
+    assert all(len(letters) < 600 for letters in re.findall("<text[^>]*>([^<]*)", text))
+    assert all(int(px) < 2000 for px in re.findall(r"min-width: (\d+)px", text))
+    assert all(map(_texts_are_printable, cells_in(page)))
+    assert any(r"\u202eGERciV\u200b" in cell["data"]["source"] for cell in cells_in(page))
+    assert r"\u202eGERciV\u200b" in text
 
 
 NO_NAMES = (
-    "../../x",
-    "/abs",
-    "a/b",
-    ".a",
-    "-a",
-    "",
-    "a\n\x1b[2J\u202eb",
-    "<img src=x>",
-    "\u043e",
-    "a\n",
-    "x" * 101,
-    "x" * 200_000,
+    *("../../x", "/abs", "a/b", ".a", "-a", "", "a\n\x1b[2J\u202eb", "<img src=x>", "\u043e"),
+    *("a\n", "x" * 101, "x" * 200_000),
 )
 # How a refusal calls a place, and where it is in the first final record or in a choice.
 PLACES = {
@@ -107,9 +92,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_name_that_is_a_path_or_more_is_refused_in_a_line(
-    place: str, lab: Path, tmp_path: Path
-) -> None:
+def test_a_name_that_is_none_is_refused_in_a_line(place: str, lab: Path, tmp_path: Path) -> None:
     shutil.copy(lab, tmp_path)
     for number, name in enumerate(NO_NAMES):
         # a choice lies in the folder of its sweep

@@ -117,9 +117,8 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     left = (4 / 5 * (3 * 2 / 3 + 2 / 2), 4 / 5 * (3 * 2 / 3 + 2 / 2), 2 / 3 * 3 * 2 / 3)
     own = dict(zip(("AUH", "SimCLR", "VICReg"), np.bincount(rows, squares) / left, strict=True))
     of_pair = np.array([(own.get(one, 0) + own.get(other, 0)) / 2 for one, other in frame.index])
-    apart = abs(frame["difference"]) * np.sqrt(
-        frame["pairs"] / (np.sum(squares) / freedom + of_pair / 2)
-    )
+    variance = np.sum(squares) / freedom + of_pair / 2
+    apart = abs(frame["difference"]) * np.sqrt(frame["pairs"] / variance)
     p = np.where(frame["pairs"] < 3, np.nan, stats.studentized_range.sf(apart, 3, freedom))
     assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
     of_three_seeds = significance_table(task(runs))
@@ -148,9 +147,7 @@ def test_a_unit_is_taken_from_a_number_on(
     assert (choose(first).name, choose(0.999 * first).name) == (unit, other)
 
 
-def test_of_equally_good_configurations_the_first_stands_for_the_method(
-    runs: Path, record: Make
-) -> None:
+def test_of_equally_good_configurations_the_first_stands(runs: Path, record: Make) -> None:
     found = {}
     for number in range(3):
         linear = 61.0 + number
@@ -168,9 +165,7 @@ def test_a_configuration_that_diverged_with_a_seed_is_not_chosen(runs: Path, rec
     assert ("70.00" in row[LINEAR], row["n"]) == (True, "3")
 
 
-def test_where_all_diverged_with_a_seed_the_best_of_the_others_stands(
-    runs: Path, record: Make
-) -> None:
+def test_where_all_diverged_with_a_seed_the_best_of_others_stands(runs: Path, record: Make) -> None:
     for value, tuning in ((1.0, 60.0), (2.0, 65.0)):
         record("AUH", 0, tuning=tuning, linear=tuning, cell=weight(value))
         record("AUH", 1, status="diverged", knn=None, linear=None, cell=weight(value))
@@ -185,9 +180,7 @@ def test_costs_of_diverged_runs_are_in_no_mean(runs: Path, record: Make) -> None
     assert (cost.mean, cost.n) == (600.0, 1)
 
 
-def test_how_a_run_was_evaluated_beside_makes_no_other_configuration(
-    runs: Path, record: Make
-) -> None:
+def test_how_a_run_was_evaluated_beside_is_no_other_configuration(runs: Path, record: Make) -> None:
     """Curves while training, further protocols and the batch of the evaluation change no score."""
     evaluation = settings("AUH")["evaluation"]
     beside = [{"while_training": ["knn"]}, {"protocols": ["knn"]}, {"batch_size": 99}]
@@ -244,9 +237,7 @@ def test_a_task_of_few_methods_takes_none_from_the_others() -> None:
     assert (found.tasks, found.tasks_left_out) == (["one", "three"], ["two"])
 
 
-def test_a_method_that_is_alone_in_its_setting_is_said_to_be_left_out(
-    runs: Path, record: Make
-) -> None:
+def test_a_method_alone_in_its_setting_is_said_to_be_left_out(runs: Path, record: Make) -> None:
     for name in ("one", "two"):
         for place, label in enumerate(("AUH", "VICReg", "RBF kernel")):
             record(label, linear=70.0 + place, cell={"dataset": dataset(name)})
@@ -310,7 +301,7 @@ def test_one_task_or_two_methods_are_no_comparison() -> None:
     assert compare_over({"one": scores, "two": other_seeds}) is None
 
 
-def test_where_labels_do_no_better_than_a_trivial_row_there_is_no_way_to_go(
+def test_where_labels_do_no_better_than_a_trivial_row_is_no_way_to_go(
     runs: Path, record: Make
 ) -> None:
     record("untrained", linear=50.0)
@@ -319,9 +310,8 @@ def test_where_labels_do_no_better_than_a_trivial_row_there_is_no_way_to_go(
     record("VICReg", linear=76.0)
     one = task(runs)
     assert one.share(one.rows[0], "linear_top1") is None
-    one.scores["linear_top1"] = dataclasses.replace(
-        one.scores["linear_top1"], higher_is_better=False
-    )
+    found = one.scores["linear_top1"]
+    one.scores["linear_top1"] = dataclasses.replace(found, higher_is_better=False)
     lowest = one.best_trivial("linear_top1")
     assert lowest is not None and lowest.label == "untrained"
     assert one.share(one.rows[0], "linear_top1") is None  # 61 is no better than 50
@@ -358,9 +348,7 @@ def test_a_task_on_which_labels_lead_the_best_untrained_row_by_little_says_so_fi
     assert not any("may be too low" in note for note in table.notes)
 
 
-def test_labels_that_are_worse_than_an_untrained_row_are_the_end_of_no_way(
-    runs: Path, record: Make
-) -> None:
+def test_labels_worse_than_an_untrained_row_are_the_end_of_no_way(runs: Path, record: Make) -> None:
     record("untrained", knn=50.0, linear=50.0)
     # A stranger's cell holds anything.
     record("raw pixels", knn=61.0, linear=40.0, cell={"epochs": 0, "baseline": ["raw_pixels"]})
@@ -372,9 +360,7 @@ def test_labels_that_are_worse_than_an_untrained_row_are_the_end_of_no_way(
     assert "by -10.0 points of kNN top-1" in table.warning
 
 
-def test_of_a_score_of_which_less_is_better_labels_lead_by_having_less(
-    runs: Path, record: Make
-) -> None:
+def test_of_a_score_of_which_less_is_better_labels_lead_by_less(runs: Path, record: Make) -> None:
     record("HOG", knn=80.0, linear=80.0, cell={"epochs": 0, "baseline": "hog"})
     record("supervised", knn=10.0, linear=10.0, cell={"baseline": "supervised"})
     one = task(runs)
@@ -384,14 +370,11 @@ def test_of_a_score_of_which_less_is_better_labels_lead_by_having_less(
 
 
 def test_rows_that_are_no_methods_are_in_no_figure_of_training(runs: Path, record: Make) -> None:
-    measured = {"name": "knn_top1", "split": "tuning", "protocol": "", "title": "kNN top-1"}
+    measured = dataclasses.asdict(score("knn_top1", 50.0, "tuning"))
+    epochs = [{"epoch": e, "loss": 1.0, "epoch_s": 1.0, "scores": [measured]} for e in (1, 2)]
     record("untrained", linear=50.0)
     for label, baseline in (("supervised", {"baseline": "supervised"}), ("VICReg", {})):
-        history = [
-            {"epoch": e, "loss": 1.0, "epoch_s": 1.0, "scores": [{**measured, "value": 50.0}]}
-            for e in (1, 2)
-        ]
-        record(label, cell=baseline, history=history)
+        record(label, cell=baseline, history=epochs)
     written = write_report(runs, runs / "report")
     assert "supervised" in written.leaderboard
     _, _, figures = written.page.read_text().partition("<h3>Accuracy and its cost</h3>")

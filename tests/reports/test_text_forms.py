@@ -55,15 +55,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("foreign", "shown"), FOREIGN.items())
-def test_markdown_shows_the_text_of_others_as_text(
-    runs: Path, record: Make, foreign: str, shown: str
-) -> None:
-    record(
-        foreign,
-        knn=70.0,
-        cell={"method": {"name": foreign, "detail": foreign}},
-        cost={"peak_memory_kind": foreign},
-    )
+def test_markdown_escapes_foreign_text(runs: Path, record: Make, foreign: str, shown: str) -> None:
+    method = {"name": foreign, "detail": foreign}
+    record(foreign, knn=70.0, cell={"method": method}, cost={"peak_memory_kind": foreign})
     record("AUH", status="diverged", environment={"git": foreign})
     record("VICReg", 1, status="diverged", knn=None)
     plan(runs / "quickstart", {"id": "f" * 12, "label": "DCL"})
@@ -76,9 +70,8 @@ def test_markdown_shows_the_text_of_others_as_text(
         assert text.replace(shown, "").count(foreign) == 0
         lines = [line for line in text.splitlines() if line.startswith("|")]
         assert len(lines) == 2 + len(table.lines)
-        assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines} == {
-            len(table.columns) + 1
-        }
+        bars = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines}
+        assert bars == {len(table.columns) + 1}
     notes = [line for line in to_markdown(made[0]).splitlines() if line.startswith("- ")]
     assert any(f"DCL, 1 cell ({shown})" in note for note in notes)
     assert any(f"states of the code ({shown}; " in note or f"; {shown})" in note for note in notes)
@@ -88,11 +81,8 @@ def test_markdown_shows_the_text_of_others_as_text(
 
 def test_a_note_is_no_heading() -> None:
     text = to_markdown(Table("x", "# title", [Column("a")], [], ["# note", "no # 1"]))
-    assert [line for line in text.splitlines() if "#" in line] == [
-        "### \\# title",
-        "- \\# note",
-        "- no # 1",
-    ]
+    lines = [line for line in text.splitlines() if "#" in line]
+    assert lines == ["### \\# title", "- \\# note", "- no # 1"]
 
 
 def test_latex_takes_no_text_for_an_argument() -> None:

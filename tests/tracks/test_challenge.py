@@ -118,12 +118,8 @@ def test_a_plain_function_is_a_method_of_this_process_and_of_others_for_as_long(
     monkeypatch.setenv("PYTHONPATH", paths)
     file = LossFile.of(written(tmp_path, PULL))
     with file.loaded(tmp_path / "plug_in") as method:
-        assert METHODS.plain(method) == {
-            "name": "my_loss",
-            "weight": 10.0,
-            "power": 2,
-            "hard": False,
-        }
+        own = {"weight": 10.0, "power": 2, "hard": False}
+        assert METHODS.plain(method) == {"name": "my_loss", **own}
         assert METHODS.build("my_loss", weight=3.0) == replace(method, weight=3.0)  # type: ignore[type-var]
         z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
         loss = method(z1, z2)
@@ -148,9 +144,8 @@ def test_a_module_is_made_with_its_hyperparameters(chosen: str, tmp_path: Path) 
 
     Its buffer is of the dtype that the embeddings have.
     """
-    with LossFile.of(f"{written(tmp_path, PULL + MODULE, 'losses.py')}{chosen}").loaded(
-        tmp_path / "plug_in"
-    ) as method:
+    file = f"{written(tmp_path, PULL + MODULE, 'losses.py')}{chosen}"
+    with LossFile.of(file).loaded(tmp_path / "plug_in") as method:
         for dtype in (torch.float32, torch.float64):
             z1, z2 = torch.zeros(2, 4, 3, dtype=dtype)
             assert method(z1, z2).total == 2.0
@@ -184,9 +179,7 @@ def test_a_whole_default_is_whole_and_not_searched_unless_its_annotation_says_ot
 
 
 def test_a_loss_with_parameters_is_refused(tmp_path: Path) -> None:
-    text = MODULE.replace(
-        "self.margin = margin", "self.margin = nn.Parameter(__import__('torch').tensor(margin))"
-    )
+    text = MODULE.replace("= margin", "= nn.Parameter(torch.tensor(margin))")
     with (
         LossFile.of(written(tmp_path, text)).loaded(tmp_path / "plug_in") as method,
         is_refused("Far has parameters, which nobody would train"),
@@ -210,13 +203,9 @@ def test_an_edited_file_is_another_challenge(tmp_path: Path) -> None:
     assert LossFile.of(f"{written(tmp_path, MODULE, 'losses.py')}:Far").name == "far"
 
 
-def test_a_loss_is_taken_from_its_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (LossFile.of(Regularizer).chosen, LossFile.of(Regularizer).path.name) == (
-        "Regularizer",
-        "base.py",
-    )
+def test_a_loss_comes_from_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = LossFile.of(Regularizer)
+    assert (own.chosen, own.path.name) == ("Regularizer", "base.py")
     for place in (written(tmp_path, PULL, "loss.txt"), "none.py"):
         with is_refused(f"there is no file {place}; give my_loss.py"):
             LossFile.of(place)
@@ -228,14 +217,11 @@ def test_a_loss_is_taken_from_its_file_alone(
 
 
 def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(tmp_path: Path) -> None:
-    with LossFile.of(f"{written(tmp_path, TWIN, 'twin.py')}:Twin").loaded(
-        tmp_path / "plug_in"
-    ) as method:
+    twin = f"{written(tmp_path, TWIN, 'twin.py')}:Twin"
+    with LossFile.of(twin).loaded(tmp_path / "plug_in") as method:
         assert method.label == "Twin"
-    text = (
-        "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\nown.space = {'a': "
-        "Choice((5.0, 6.0))}"
-    )
+    text = "from regbench.spaces import Choice\ndef own(z1, z2, a=1.0): ...\n"
+    text += "own.space = {'a': Choice((5.0, 6.0))}"
     with LossFile.of(written(tmp_path, text, "own.py")).loaded(tmp_path / "plug_in") as method:
         assert method.space == {"a": Choice((5.0, 6.0))}
 
@@ -335,12 +321,10 @@ def test_a_challenge_begins_with_the_rows_of_its_track_and_the_best_of_them_to_t
         if value is not None and record.untrained is False and not record.is_reference:
             found.setdefault(record.label, {})[record.seed] = value
     best = sorted(found, key=lambda label: -fmean(found[label].values()))[:2]
-    assert [(record.label, record.seed) for record in begun.shipped] == [
-        (label, min(found[label])) for label in best
-    ]
-    assert [cell.id for cell in begun.repeated.cells] == [
-        record.cell_id for record in begun.shipped
-    ]
+    firsts = [(label, min(found[label])) for label in best]
+    assert [(record.label, record.seed) for record in begun.shipped] == firsts
+    ids = [record.cell_id for record in begun.shipped]
+    assert [cell.id for cell in begun.repeated.cells] == ids
     assert (begun.label, begun.repeated.name) == ("pull", "repeated")
     assert begun.folder.parent == runs and runs < Path(begun.repeated.runtime.runs_dir)
     assert begun.repeated.runtime.runs_dir != begun.tuning.runtime.runs_dir == str(runs)
@@ -379,20 +363,13 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     assert isinstance(placing, Placing)
     twin = next(verdict for verdict in placing.verdicts if verdict.label == "VICReg")
     # On the same machine a copy gives the same scores, and so do the repeated cells.
-    assert (twin.words, twin.difference, placing.shifts) == (
-        "not significantly different from",
-        0.0,
-        (0.0, 0.0),
-    )
+    alike = "not significantly different from"
+    assert (twin.words, twin.difference, placing.shifts) == (alike, 0.0, (0.0, 0.0))
     assert {verdict.label for verdict in placing.verdicts} == {"VICReg", "AUH", "untrained"}
     page = placing.page.read_text()
     # The rows are there, and the repeated cells are not taken for cells of the challenge.
-    assert (
-        "not significantly different from" in str(placing)
-        and "VICReg" in page
-        and 'id="skipped"' not in page
-        and 'id="unfinished"' not in page
-    )
+    assert alike in str(placing) and "VICReg" in page
+    assert 'id="skipped"' not in page and 'id="unfinished"' not in page
     folder = placing.bundle.parent
     trained = [path for path in folder.glob("*/record.json") if Record.read(path).method == "twin"]
     assert len(trained) == len(placing.values)
@@ -406,19 +383,15 @@ def test_a_copy_of_a_row_is_not_told_from_its_twin_and_its_bundle_is_accepted(
     # Without its loss nobody can tell whether the settings are any.
     assert run("verify", placing.bundle).exit_code == 1
     _enter(placing.bundle, file, tmp_path / "results")
-    times = {}
-    for path in folder.rglob("*.json"):
-        if path.name != "sweep.json":
-            times[path] = path.stat().st_mtime_ns
+    files = [path for path in folder.rglob("*.json") if path.name != "sweep.json"]
+    times = {path: path.stat().st_mtime_ns for path in files}
     again = regbench.challenge(file, overrides, track=track)
     assert again == placing
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
 @pytest.mark.slow
-def test_two_of_a_challenge_at_once_say_the_same(
-    track: Track, tiny_data_dir: Path, tmp_path: Path
-) -> None:
+def test_two_challenges_at_once_are_one(track: Track, tiny_data_dir: Path, tmp_path: Path) -> None:
     overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
     challenge = partial(regbench.challenge, str(written(tmp_path, PULL)), overrides, track=track)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -444,32 +417,24 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: P
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     (track,) = TRACKS["scenes"]
     twin = written(tmp_path, TWIN.replace('title="Twin"', 'title="VICReg"'), "twin.py")
-    with (
-        is_refused("'VICReg' is a row of the track; give it another title"),
-        prepared(twin, track, [runs]),
-    ):
+    taken = "'VICReg' is a row of the track; give it another title"
+    with is_refused(taken), prepared(twin, track, [runs]):
         pass
+    twin.write_text(TWIN)
     for setting in ("epochs=2", "seed=1", "optimizer.base_lr=0.1", "evaluation.knn.k=5"):
-        with (
-            is_refused(f"{setting}: the track decides it"),
-            prepared(written(tmp_path, TWIN, "twin.py"), track, [runs, setting]),
-        ):
+        with is_refused(f"{setting}: the track decides it"), prepared(twin, track, [runs, setting]):
             pass
     bundle = ROOT / "results" / "latents_family_sphere.tar.xz"  # of two searches
     own = Track("own", "latents_tuning", bundle, ("dataset=latents_sphere",))
-    with (
-        is_refused(f"{bundle}: no method has 3 seeds or searches"),
-        prepared(written(tmp_path, PULL), own, [runs]),
-    ):
+    few = f"{bundle}: no method has 3 seeds or searches"
+    with is_refused(few), prepared(written(tmp_path, PULL), own, [runs]):
         pass
     with is_refused("minute"):
         tasks_of("hour")
     assert tasks_of("minute") == (None,)
 
 
-def test_a_smoke_test_tells_a_loss_from_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smoke_test_tells_a_loss_from_none(tmp_path: Path) -> None:
     """The training is made up: what is measured of it is compared, and the loss itself is
     checked.
     """
@@ -481,11 +446,8 @@ def test_a_smoke_test_tells_a_loss_from_none(
             assert grid.cells[1].label in text
             for cell, value in zip(grid.cells, (15.0, linear), strict=True):
                 folder = tmp_path / "runs" / grid.name / cell.id
-                stated = [
-                    knn_top1(50.0),
-                    knn_top1(50.0, "test"),
-                    Score("linear_top1", 50.0, "tuning", "", "linear"),
-                ]
+                stated = [knn_top1(50.0), knn_top1(50.0, "test")]
+                stated.append(Score("linear_top1", 50.0, "tuning", "", "linear"))
                 record = made(cell.plain(), status="diverged")
                 if value is not None:
                     stated.append(Score("linear_top1", value, "test", "", "linear top-1"))
@@ -506,19 +468,13 @@ def test_a_smoke_test_tells_a_loss_from_none(
     assert good.ok, str(good)
     learned = ["not collapsed", "more linear top-1 than untrained"]
     assert [name for _, name, _ in good.findings][-3:] == ["finite", *learned]
-    for linear, rank, failing in (
-        (15.0, 2.1, learned[1:]),
-        (14.0, 1.9, learned),
-        (None, None, learned),
-    ):
+    poor = ((15.0, 2.1, learned[1:]), (14.0, 1.9, learned), (None, None, learned))
+    for linear, rank, failing in poor:
         found = outcome(PULL, linear, rank)
         assert [name for ok, name, _ in found.findings if not ok] == failing and not found.ok
     assert [name for ok, name, _ in outcome(PULL, None, 30.0).findings if not ok] == learned
     # It takes the views of other images for those of the same, and its gradient is not that of its
     # value.
-    broken = (
-        "def broken(z1, z2, weight=1.0):\n    return -weight * (z1.detach() - z2).square().mean()\n"
-    )
-    assert {"gradient", "views matter"} <= {
-        name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok
-    }
+    broken = "def broken(z1, z2, w=1.0):\n    return -w * (z1.detach() - z2).square().mean()\n"
+    failed = {name for ok, name, _ in outcome(broken, 20.0, 30.0).findings if not ok}
+    assert {"gradient", "views matter"} <= failed

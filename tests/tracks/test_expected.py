@@ -33,9 +33,7 @@ def test_all_rows_of_the_quickstart_are_expected() -> None:
     assert labels <= here(ExpectedTable(SHIPPED["quickstart"]).text()).keys()
 
 
-def test_the_table_comes_first_and_a_log_has_a_line_for_each_cell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_table_comes_first_and_a_log_has_a_line_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     announces = []
 
     def run_sweep(_: object, __: object, announce: object) -> None:
@@ -69,13 +67,10 @@ def test_only_cells_of_the_shipped_settings_are_compared_with_them(
     assert ("What to expect" in done.output, "nothing is run" in done.output) == (shown, True)
 
 
-def test_cells_that_end_fill_a_column_in_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_that_end_fill_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = ExpectedTable(SHIPPED["quickstart"])
-    records = [
-        record for record in read_bundle(SHIPPED["quickstart"]).records if record.status == "done"
-    ]
+    shipped = read_bundle(SHIPPED["quickstart"]).records
+    records = [record for record in shipped if record.status == "done"]
     (vicreg,) = (record for record in records if record.label == "VICReg" and record.seed == 0)
     write_text(tmp_path / vicreg.file_name, vicreg.text())
 
@@ -86,9 +81,8 @@ def test_cells_that_end_fill_a_column_in_place(
     assert shown.pop("VICReg") == [f"{number:.2f}" for number in numbers]
     assert set(map(tuple, shown.values())) == {()}
 
-    table.announce(
-        replace(STATUS, label="AUH", state="failed", detail="no memory", directory=tmp_path), 2, 11
-    )
+    failed = replace(STATUS, label="AUH", state="failed", detail="no memory", directory=tmp_path)
+    table.announce(failed, 2, 11)
     second = capsys.readouterr().err
     # The cursor goes up to the first line of the table before.
     lines = len(first.strip("\n").splitlines())

@@ -104,9 +104,8 @@ def test_what_is_not_known_is_not_printed() -> None:
     bare = replace(PLACING, share=None, measured={})
     with_one_open = replace(bare, verdicts=VERDICTS[:1] + VERDICTS[5:])
     lines = str(with_one_open).split("\n\n")[1].splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        *("linear", "claim:", "repeated", "report:", "bundle:"),
-    ]
+    words = [line.split()[0] for line in lines[1:]]
+    assert words == ["linear", "claim:", "repeated", "report:", "bundle:"]
     assert lines[2].startswith("claim: better than no row (")
 
 
@@ -129,9 +128,8 @@ def leave(
 ) -> None:
     """Write what a training of the cell leaves: its final record, or that of a tuning."""
     metrics = NamedFile("metrics.jsonl", hashlib.sha256(HISTORY.encode()).hexdigest())
-    cost = Cost(
-        train_s=60.0 if cell.label == "SimCLR" else 132.0, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0
-    )
+    train_s = 60.0 if cell.label == "SimCLR" else 132.0
+    cost = Cost(train_s=train_s, evaluate_s=0.0, step_ms=7.0, loss_ms=3.0)
     fields: dict[str, Any] = {"label": cell.label, "seed": cell.seed, "cost": cost}
     fields |= {"metrics": metrics, "method": cell.plain()["method"]["name"]}
     fields["environment"] = {"hardware": "2 x Example CPU"}
@@ -155,31 +153,24 @@ def challenge(tmp_path: Path, tiny_data_dir: Path) -> Challenge:
     """KoLeo's, of five weights, beside rows of which SimCLR and VICReg are trained again."""
     folder = tmp_path / "runs" / "mine"
     common = [*TINY, "epochs=1", "optimizer.warmup_epochs=0", "seed=0"]
-    overrides = [
-        f"runtime.data_dir={tiny_data_dir}",
-        f"runtime.runs_dir={tmp_path / 'runs'}",
-        "runtime.parallel=2",
-    ]
+    overrides = [f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={tmp_path / 'runs'}"]
+    overrides.append("runtime.parallel=2")
+    theirs = folder / "track" / "shipped" / "theirs"
     shipped: list[Cell] = []
     for row, values in ROWS.items():
         first = load_grid([*common, row, *overrides]).cells[0]
         for seed, value in enumerate(values):
             cell = replace(first, seed=seed)
-            leave(folder / "track" / "shipped" / "theirs", cell, value)
+            leave(theirs, cell, value)
             shipped += [cell] * (not seed)
     content = {"description": "KoLeo's", "common": common, "final_seeds": [0, 1, 2]}
     cells = ["method=koleo method.alignment_weight=1,2,3,4,5"]
     write_text(folder / "mine.yaml", json.dumps({**content, "cells": cells}))
     tuning = load_sweep(str(folder / "mine.yaml"), overrides)
     machine = replace(tuning.runtime, runs_dir=str(folder / "track" / "machine"))
-    again = tuple(shipped[:2])
-    repeated = replace(
-        tuning, name="repeated", cells=again, runtime=machine, clusters=tuning.clusters[:2]
-    )
-    records = [
-        Record.read(folder / "track" / "shipped" / "theirs" / cell.id / "record.json")
-        for cell in again
-    ]
+    again, clusters = tuple(shipped[:2]), tuning.clusters[:2]
+    repeated = replace(tuning, name="repeated", cells=again, runtime=machine, clusters=clusters)
+    records = [Record.read(theirs / cell.id / "record.json") for cell in again]
     searched = "method.weight", "optimizer.base_lr"
     return Challenge(folder, "KoLeo", overrides, 5, searched, tuning, records, repeated)
 
@@ -189,9 +180,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Where reports and bundles would be written."""
     places: list[tuple[Any, ...]] = []
     for name in ("write_report", "submit"):
-        monkeypatch.setattr(
-            f"regbench.tracks.challenge.{name}", lambda *given: places.append(given)
-        )
+        monkeypatch.setattr(f"regbench.tracks.challenge.{name}", lambda *call: places.append(call))
     return places
 
 
@@ -220,16 +209,12 @@ class Trainings:
         return []
 
 
-def test_a_challenge_says_what_it_takes(
-    challenge: Challenge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_what_it_takes(challenge: Challenge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time, as the settings say, or ten on as many processors."""
     monkeypatch.setattr("regbench.tracks.challenge.usable_cpus", lambda: 10)
-    as_many = replace(challenge.tuning.runtime, parallel=0)
-    assert (
-        "At that speed, 10 at a time, it is 3 minutes."
-        in replace(challenge, tuning=replace(challenge.tuning, runtime=as_many)).plan()
-    )
+    runtime = replace(challenge.tuning.runtime, parallel=0)
+    at_once = replace(challenge, tuning=replace(challenge.tuning, runtime=runtime))
+    assert "At that speed, 10 at a time, it is 3 minutes." in at_once.plan()
     assert challenge.plan() == (
         "2 shipped cells again, a search of method.weight and optimizer.base_lr with the images of 5 "
         "trainings for KoLeo, 2 further seeds of the best: 9 trainings.\nA shipped row took 1.0 minutes "
@@ -258,22 +243,13 @@ def test_a_challenge_places_its_loss_among_the_rows(
     written[2:] = []
     assert placing.shifts == pytest.approx((0.1, -0.05))
     assert placing.share == pytest.approx(100 * (61.6 - 20.1) / (90.3 - 20.1))
-    measured = {
-        name: (found.mean, unit)
-        for name, (found, unit) in placing.measured.items()
-        if found is not None
-    }
+    measured = {name: (stat.mean, unit) for name, (stat, unit) in placing.measured.items() if stat}
     ends = {"effective rank": (12.0, ""), "alignment": (0.25, "")}
     assert measured == {**ends, "step": (7.0, " ms"), "of it the loss": (3.0, " ms")}
-    folder = challenge.folder
-    assert (placing.page, placing.bundle) == (
-        folder / "report" / "index.html",
-        folder / "mine.tar.xz",
-    )
-    assert written == [
-        ([folder, folder / "track" / "shipped"], folder / "report"),
-        ([folder], folder / "mine.tar.xz"),
-    ]
+    folder, report = challenge.folder, challenge.folder / "report"
+    bundle = folder / "mine.tar.xz"
+    assert (placing.page, placing.bundle) == (report / "index.html", bundle)
+    assert written == [([folder, folder / "track" / "shipped"], report), ([folder], bundle)]
 
 
 def test_beside_repeated_searches_seeds_of_one_search_tell_little(challenge: Challenge) -> None:
@@ -318,9 +294,8 @@ def test_a_challenge_ends_at_a_cell_without_a_record(failing: str, challenge: Ch
         trainings.run(sweep, stages)
         if (sweep.name, "final" in stages) != (failing, True):
             return []
-        return [
-            CellStatus(sweep.cells[0].id, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())
-        ]
+        first = sweep.cells[0].id
+        return [CellStatus(first, "KoLeo", 0, "failed", 0, 1, None, None, "", "", Path())]
 
     with pytest.raises(Unfinished):
         challenge.run(failed)
@@ -337,14 +312,11 @@ def test_a_challenge_ends_at_a_cell_without_a_record(failing: str, challenge: Ch
 def test_what_diverged_has_no_place(
     own: Sequence[float | None], again: Sequence[float | None], refusal: str, challenge: Challenge
 ) -> None:
-    trainings = Trainings(own, again)
     with is_refused(refusal):
-        challenge.run(trainings.run)
+        challenge.run(Trainings(own, again).run)
 
 
 def test_rows_of_another_task_are_refused(challenge: Challenge) -> None:
-    trainings = Trainings()
+    other = replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"])
     with is_refused("the shipped rows are not those of this version's track"):
-        replace(challenge, overrides=[*challenge.overrides, "evaluation.knn.k=7"]).run(
-            trainings.run
-        )
+        other.run(Trainings().run)

@@ -32,9 +32,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 def refused(result: Result, code: int = 1) -> str:
     """What a command says in the one line that it ends with."""
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), (
-        result.output
-    )
+    found = (result.exit_code, result.stdout, result.stderr.count("\n"))
+    assert found == (code, "", 1), result.output
     return result.stderr.removeprefix("regbench: ").strip()
 
 
@@ -56,10 +55,8 @@ def test_a_file_that_ends_its_process_is_no_success(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refused(run(*command, written(tmp_path, end)))
-    assert (
-        "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said
-        or "gave no answer, and ended with exit code" in said
-    )
+    ended = "gave no answer, and ended with exit code"
+    assert "my_loss.py: SystemExit: 0 (my_loss.py, line 1)" in said or ended in said
 
 
 def cell_id_of(_: Regularizer, plain: dict[str, Any]) -> str:
@@ -116,10 +113,8 @@ class Own(DINO):
         made = METHODS.from_plain({"name": "own", "weights": [1, 2, 3]}, "method.")
         assert (made.label, found.label, made.weights) == ("Own of 3", "Own of 2", (1.0, 2.0, 3.0))  # type: ignore[attr-defined]
         facts, plain = (found.prototypes, found.needs, found.of_training), METHODS.plain(found)
-        assert found.space == {
-            "student_temperature": Range(0.1, 1.0, times="q"),
-            "weights": Choice((True, "none")),
-        }
+        rate, weights = Range(0.1, 1.0, times="q"), Choice((True, "none"))
+        assert found.space == {"student_temperature": rate, "weights": weights}
         with is_refused(r"method\.weights=many must be"):
             METHODS.from_plain({"name": "own", "weights": "many"}, "method.")
     with file.loaded(tmp_path / "plug_in") as own:
@@ -144,9 +139,7 @@ def test_a_loss_that_cannot_be_trained_is_refused_before_a_training(
         ("my_loss.py", "{'weight': (1, 2)}", "pull: space: weight must .* Range or Choice; "),
     ],
 )
-def test_a_name_or_a_space_that_cannot_be_is_refused(
-    name: str, space: str, said: str, tmp_path: Path
-) -> None:
+def test_a_wrong_name_or_space_is_refused(name: str, space: str, said: str, tmp_path: Path) -> None:
     text = f"{PULL}\nfrom regbench.spaces import Range\npull.space = {space}"
     file = LossFile.of(written(tmp_path, text, name))
     with is_refused(said), entered(file, tmp_path / "plug_in"):
@@ -155,12 +148,9 @@ def test_a_name_or_a_space_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize("track", ["scenes", "minute"])
 def test_a_challenge_says_what_fails_in_a_loss_and_where(track: str, tmp_path: Path) -> None:
-    file = written(
-        tmp_path, "import torch\n\ndef own(z1, z2, k=3):\n    return torch.ones(3, k) @ z1"
-    )
-    said = refused(
-        run("challenge", file, "--track", track, f"runtime.runs_dir={tmp_path / 'runs'}")
-    )
+    text = "import torch\n\ndef own(z1, z2, k=3):\n    return torch.ones(3, k) @ z1"
+    command = ("challenge", written(tmp_path, text), "--track", track)
+    said = refused(run(*command, f"runtime.runs_dir={tmp_path / 'runs'}"))
     assert "RuntimeError" in said and said.endswith("(my_loss.py, line 4)")
 
 
@@ -174,9 +164,8 @@ def test_the_gradient_of_what_keeps_a_state_is_told_with_what_to_do() -> None:
             return {"all": Counts.calls * (z1_NQ - z2_NQ).square().mean()}
 
     result = run_check(Counts(), "gradient")
-    assert (
-        result is not None and not result.ok and "compute that from the embeddings" in result.where
-    )
+    assert result is not None and not result.ok
+    assert "compute that from the embeddings" in result.where
     assert "it draws from another generator than torch's global one, or" in result.where
 
 
@@ -217,9 +206,8 @@ def test_a_bundle_is_judged_apart_from_its_loss(
     parts = Parts(bundle)
     parts.score(parts.records[0])["value"] += points
     forged, file = parts.write(tmp_path / "own.tar.xz"), written(tmp_path, text)
-    done = run(
-        "verify", forged, "--loss", file, "--recompute", 1, f"runtime.data_dir={tiny_data_dir}"
-    )
+    data = f"runtime.data_dir={tiny_data_dir}"
+    done = run("verify", forged, "--loss", file, "--recompute", 1, data)
     if said:
         assert (done.exit_code, said in done.stdout) == (int(points > 0), True), done.output
     else:
@@ -236,6 +224,5 @@ def test_a_label_that_the_loss_has_not_is_a_misfit(bundle: Path, tmp_path: Path)
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "my_loss.py"
     file.write_bytes(b"\xff\xfe")
-    assert "is no text in UTF-8" in refused(
-        run("verify", RESULTS / "digits.tar.xz", "--loss", file), 2
-    )
+    done = run("verify", RESULTS / "digits.tar.xz", "--loss", file)
+    assert "is no text in UTF-8" in refused(done, 2)

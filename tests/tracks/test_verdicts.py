@@ -23,14 +23,9 @@ def challenged(
     machine: float = 0.0,
 ) -> list[Verdict]:
     """Judge a challenger whose scores are drawn."""
-    trained = {
-        str(place): rng.normal(0, deviation, 3).tolist()
-        for place, deviation in enumerate(deviations)
-    }
-    untrained = {
-        "untrained": rng.normal(0, 0.5, 3).tolist(),
-        "pixels": rng.normal(0, 0.001, 3).tolist(),
-    }
+    trained = {str(k): rng.normal(0, each, 3).tolist() for k, each in enumerate(deviations)}
+    untrained = {"untrained": rng.normal(0, 0.5, 3).tolist()}
+    untrained["pixels"] = rng.normal(0, 0.001, 3).tolist()
     shift = rng.normal(0, machine)
     shifts = rng.normal(shift, machine / 2, 2).tolist()
     scores = rng.normal(gain + shift, own, 3).tolist()
@@ -97,14 +92,12 @@ def test_an_interval_is_that_of_two_samples_with_its_share_of_the_level() -> Non
     found = verdicts([6.0, 7.0, 8.0], trained, {"untrained": [1.0, 1.0, 1.0, 1.0]}, [0.5, -0.1])
     critical = t.ppf(1 - 0.05 / 2 / 3, 3 * 2)
     machine = (0.5**2 + 0.1**2) / 2
-    for verdict, mean, variance, seeds in zip(
-        found, (2.0, 3.0, 1.0), (4.0, 9.0, 0.0), (3, 3, 4), strict=True
-    ):
+    rows = zip(found, (2.0, 3.0, 1.0), (4.0, 9.0, 0.0), (3, 3, 4), strict=True)
+    for verdict, mean, variance, seeds in rows:
         fixed = (pooled + variance / 2) / seeds + machine
         assert verdict.difference == pytest.approx(7.0 - mean)
-        assert verdict.half_width == pytest.approx(
-            critical * math.sqrt((pooled + own / 2) / 3 + fixed)
-        )
+        whole = (pooled + own / 2) / 3 + fixed
+        assert verdict.half_width == pytest.approx(critical * math.sqrt(whole))
 
 
 def test_an_interval_beside_searches_has_the_variance_of_one_search() -> None:
@@ -117,9 +110,8 @@ def test_an_interval_beside_searches_has_the_variance_of_one_search() -> None:
     pixels = {"pixels": [1.0, 1.0, 1.0, 1.0]}
     found = verdicts([6.0, 7.0, 8.0], trained, pixels, [1.0], of_searches=True)
     critical = t.ppf(1 - 0.05 / 2 / 3, 4)
-    for verdict, mean, own, searches in zip(
-        found, (1.0, 2.0, 1.0), (1.0, 4.0, 0.0), (3, 3, 4), strict=True
-    ):
+    rows = zip(found, (1.0, 2.0, 1.0), (1.0, 4.0, 0.0), (3, 3, 4), strict=True)
+    for verdict, mean, own, searches in rows:
         variance = 1.5 * pooled + (pooled + own / 2) / searches + 1.0**2
         assert verdict.difference == pytest.approx(7.0 - mean)
         assert verdict.half_width == pytest.approx(critical * math.sqrt(variance))
