@@ -52,9 +52,8 @@ stages: {pretrain: {}, tune: {gpus: 1}, final: {gpus: 1, cpus: 2}}
 def refused_or_done(result: Result) -> None:
     """No traceback; an error is one line."""
     error = result.exception
-    assert error is None or isinstance(error, SystemExit), "".join(
-        traceback.format_exception(error)
-    )
+    traced = traceback.format_exception(error)
+    assert error is None or isinstance(error, SystemExit), "".join(traced)
     if result.exit_code == 2:
         assert result.stderr.splitlines()[-1].startswith("regbench: "), result.stderr
 
@@ -108,10 +107,8 @@ def sweeps(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         # The processes that held a run or a lock have ended, unlike this one.
         for path in folder.glob("runs/*/*/attempts/*.json"):
             path.write_text(path.read_text().replace(f'"pid": {os.getpid()},', '"pid": 0,'))
-        states = dict(
-            zip((cell.id for cell in own.cells), ("done", "done", "queued", "queued"), strict=True)
-        )
-        yield Sweeps(folder, own, states)
+        states = zip(own.cells, ("done", "done", "queued", "queued"), strict=True)
+        yield Sweeps(folder, own, {cell.id: state for cell, state in states})
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -126,10 +123,8 @@ def damage(path: Path, rng: random.Random) -> str:
 
 def rounds(count: int) -> pytest.MarkDecorator:
     """The test's `seed`: `count` of them, and twenty times as many in a slow test."""
-    slow = [
-        pytest.param(range(count * i, count * (i + 1)), marks=pytest.mark.slow)
-        for i in range(1, 20)
-    ]
+    others = (range(count * i, count * (i + 1)) for i in range(1, 20))
+    slow = [pytest.param(seeds, marks=pytest.mark.slow) for seeds in others]
     return pytest.mark.parametrize("seeds", [range(count), *slow])
 
 
@@ -207,18 +202,17 @@ def test_a_damaged_tuning(
     sweeps: Sweeps, tmp_path: Path, options: tuple[str, ...], seeds: range
 ) -> None:
     for rng, runs in sweeps.copies(tmp_path, f"tune {options}", seeds):
+        command = ("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
         if options:  # both configurations are tried, which the grid's runs have scored
             (runs / "tuned" / "tuning_choice.json").unlink()
             (runs / "tuned" / "tune.json").unlink()
-            call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
+            call(*command)
             assert (runs / "tuned" / "search.json").exists()
         files = []
         for name in ("*.json", "*/tuning.json", "*/config.yaml"):
             files += sorted(runs.glob(f"tuned/{name}"))
         damage(rng.choice(files), rng)
-        refused_or_done(
-            call("tune", sweeps.folder / "tuned.yaml", *options, f"runtime.runs_dir={runs}")
-        )
+        refused_or_done(call(*command))
 
 
 @rounds(12)
@@ -230,12 +224,11 @@ def test_damaged_answers_of_squeue(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     for seed in seeds:
         rng = random.Random(f"squeue {seed}")
-        lines = [
-            b"1_%d|%s|%s\n"
-            % (i, rng.choice((b"PENDING", b"RUNNING")), rng.choice((b"None", b"Priority")))
-            for i in range(4)
-        ]
-        (tmp_path / "answer").write_bytes(damaged_lines(b"".join(lines), rng))
+        answer = b""
+        for i in range(4):
+            state, reason = rng.choice((b"PENDING", b"RUNNING")), rng.choice((b"None", b"Priority"))
+            answer += b"1_%d|%s|%s\n" % (i, state, reason)
+        (tmp_path / "answer").write_bytes(damaged_lines(answer, rng))
         result = call("status", "own", "--runs-dir", sweeps.folder / "runs")
         refused_or_done(result)
         assert all(cell in result.stdout for cell in sweeps.states), (seed, result.output)
@@ -290,6 +283,4 @@ def test_damaged_profiles_of_clusters(
     path.parent.mkdir(parents=True)
     for seed in seeds:
         path.write_bytes(damaged(PROFILE, random.Random(f"profile {seed}")))
-        refused_or_read(
-            lambda: [grid.clusters[0].at("tune") for grid in [load_grid(["cluster=mine"])]], ""
-        )
+        refused_or_read(lambda: load_grid(["cluster=mine"]).clusters[0].at("tune"), "")

@@ -39,9 +39,8 @@ DOCUMENTS = (
 
 def blocks(document: str, language: str) -> list[str]:
     """The fenced code blocks of a document in one language ("" for none)."""
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE
-    )
+    text = (ROOT / document).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def test_snippets_run() -> None:
@@ -51,9 +50,8 @@ def test_snippets_run() -> None:
         exec(snippet, names)
         assert names["loss"].ndim == 0
         method = names.get(name) or methods.build(name)
-        torch.testing.assert_close(
-            names["loss"], sum(method(names["z1"], names["z2"]).terms.values())
-        )
+        terms = method(names["z1"], names["z2"]).terms
+        torch.testing.assert_close(names["loss"], sum(terms.values()))
 
 
 def test_the_snippet_of_modules_runs() -> None:
@@ -70,18 +68,15 @@ def test_the_snippet_of_the_commands_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train, sweep = regbench.train, regbench.sweep
-    monkeypatch.setattr(
-        regbench, "train", lambda overrides, **more: train([*tiny, *overrides], **more)
-    )
+    monkeypatch.setattr(regbench, "train", lambda given, **more: train([*tiny, *given], **more))
     monkeypatch.setattr(regbench, "sweep", lambda name, **more: sweep(name, tiny, **more))
     monkeypatch.setenv("REGBENCH_RUNS_DIR", str(tmp_path / "runs"))
     snippet, *_ = blocks("docs/python.md", "python")
     names: dict[str, Any] = {}
     exec(snippet, names)
     assert len(names["frame"]["cell_id"].unique()) == 2
-    assert capsys.readouterr().out.splitlines()[-1] == str(
-        tmp_path / "runs" / "losses" / "report" / "index.html"
-    )
+    page = tmp_path / "runs" / "losses" / "report" / "index.html"
+    assert capsys.readouterr().out.splitlines()[-1] == str(page)
 
 
 @pytest.fixture
@@ -102,10 +97,8 @@ def distributed_example() -> str:
     *_, example = blocks("docs/python.md", "python")
     end = "dist.destroy_process_group()\n"
     assert example.endswith(end)
-    save = (
-        f"torch.save(network.module.state_dict(), sys.argv[1] + f'/{{world}}-{{rank}}.pt')\n{end}"
-    )
-    return f"import sys\n{example.removesuffix(end)}{save}"
+    save = "torch.save(network.module.state_dict(), sys.argv[1] + f'/{world}-{rank}.pt')\n"
+    return f"import sys\n{example.removesuffix(end)}{save}{end}"
 
 
 def test_the_distributed_example_lowers_its_loss(one_process: list[float]) -> None:
@@ -123,17 +116,15 @@ def test_the_distributed_example_gives_the_same_on_two_processes(
         assert "Warning" not in process.stderr
     shared = [float(line.split()[-1]) for line in processes[0].stdout.splitlines()]
     assert shared == pytest.approx(one_process, rel=1e-5)
-    weights, *others = (
-        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1")
-    )
+    files = (tmp_path / f"{name}.pt" for name in ("1-0", "2-0", "2-1"))
+    weights, *others = (torch.load(file, weights_only=True) for file in files)
     for other in others:
         torch.testing.assert_close(other, weights, rtol=1e-4, atol=1e-6)
 
 
 def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,), (package,) = (
-        blocks("docs/tutorials/add_a_regularizer.md", each) for each in ("python", "toml")
-    )
+    document = "docs/tutorials/add_a_regularizer.md"
+    (example,), (package,) = (blocks(document, each) for each in ("python", "toml"))
     module = tomllib.loads(package)["project"]["entry-points"]["regbench.methods"]["imq"]
     path = tmp_path / f"{module.replace('.', '/')}.py"
     path.parent.mkdir()
@@ -144,9 +135,8 @@ def test_contributing_example_is_a_method(tmp_path: Path, monkeypatch: pytest.Mo
         method = methods.build("imq", alignment_weight=0.0, offset=0.5)
         z = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
         u = torch.nn.functional.normalize(z, dim=2)
-        expected = (
-            0.5 * sum((0.5 + torch.cdist(view, view).square()).rsqrt().sum() for view in u) / 49
-        )
+        kernels = ((0.5 + torch.cdist(view, view).square()).rsqrt() for view in u)
+        expected = 0.5 * sum(kernel.sum() for kernel in kernels) / 49
         torch.testing.assert_close(method.loss(z[0], z[1]), expected, rtol=1e-12, atol=0)
         assert torch.autograd.gradcheck(lambda x: methods.build("imq").loss(*x), z)
         for name in CHECKS:
@@ -188,9 +178,8 @@ def test_the_clusters_of_the_documents_are_profiles(
 ) -> None:
     profile = preset_of(document, "cluster", tmp_path, monkeypatch)
     cluster = load_sweep("in20_table2", ["cluster=mine"]).clusters[0]
-    assert {name: plain(getattr(cluster, name)) for name in profile if name != "defaults"} == {
-        name: value for name, value in profile.items() if name != "defaults"
-    }
+    del profile["defaults"]
+    assert {name: plain(getattr(cluster, name)) for name in profile} == profile
 
 
 def preset_of(
@@ -210,10 +199,9 @@ def test_the_views_of_the_datas_page_are_a_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     views = preset_of("docs/data.md", "augmentation", tmp_path, monkeypatch)["views"]
-    cell, _ = load_run(["augmentation=mine"])
-    assert {name: kind.count for name, kind in cell.augmentation.views.items()} == {
-        name: kind["count"] for name, kind in views.items()
-    }
+    found = load_run(["augmentation=mine"])[0].augmentation.views
+    counts = {name: kind["count"] for name, kind in views.items()}
+    assert {name: kind.count for name, kind in found.items()} == counts
 
 
 @pytest.mark.slow
@@ -238,9 +226,8 @@ def test_the_tutorial_on_own_images_tunes_with_equal_budgets(tmp_path: Path) -> 
     path = tmp_path / "birds.yaml"
     path.write_text(blocks("docs/tutorials/own_images.md", "yaml")[0])
     sweep = load_sweep(str(path))
-    assert Counter(cell.label for cell in sweep.cells) == dict.fromkeys(
-        ("SFRIK (L=3)", "AUH", "VICReg", "SimCLR"), 3
-    )
+    thrice = dict.fromkeys(("SFRIK (L=3)", "AUH", "VICReg", "SimCLR"), 3)
+    assert Counter(cell.label for cell in sweep.cells) == thrice
     assert sweep.final_seeds == (0, 1, 2)
 
 
@@ -282,9 +269,8 @@ def test_the_search_space_of_the_tunings_page_is_one(tmp_path: Path) -> None:
     (sweep,) = blocks("docs/tuning.md", "yaml")
     path = tmp_path / "space.yaml"
     path.write_text(sweep)
-    proposed = propose(
-        str(path), [f"runtime.runs_dir={tmp_path}"], read_rows(str(path), []).trials or 0
-    )
+    trials = read_rows(str(path), []).trials
+    proposed = propose(str(path), [f"runtime.runs_dir={tmp_path}"], trials)
     labels = Counter(cell.label for cell in proposed.sweep.cells)
     assert (labels, proposed.complete) == ({"SFRIK (L=2)": 8, "SFRIK (L=3)": 8, "VICReg": 8}, False)
     assert len({cell.optimizer.base_lr for cell in proposed.sweep.cells}) == 8
@@ -305,22 +291,18 @@ def table(text: str) -> list[dict[str, str]]:
     """The rows of the first table."""
     first = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert first is not None
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in first[0].splitlines()
-    ]
+    rows = (line.strip("|").split("|") for line in first[0].splitlines())
+    lines = [[cell.strip() for cell in row] for row in rows]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
 
 
 def test_identities_are_those_of_tests_that_exist() -> None:
-    named = re.findall(
-        r"\| `(test_\w+)` \|$", (ROOT / "docs" / "identities.md").read_text(), re.MULTILINE
-    )
+    text = (ROOT / "docs" / "identities.md").read_text()
+    named = re.findall(r"\| `(test_\w+)` \|$", text, re.MULTILINE)
     tests = "\n".join(path.read_text() for path in (ROOT / "tests" / "methods").glob("test_*.py"))
     assert named
     assert set(named) <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
-    of_methods = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "identities.md").read_text())) - set(
-        named
-    )
+    of_methods = set(re.findall(r"`(\w+)`", text)) - set(named)
     assert of_methods - {"pdist"} <= set(methods.names())
 
 
@@ -349,9 +331,8 @@ def setting_names() -> set[str]:
 
 def prose(document: str) -> str:
     """A document without its code blocks."""
-    return re.sub(
-        r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.DOTALL | re.MULTILINE
-    )
+    text = (ROOT / document).read_text()
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands(document: str) -> list[str]:

@@ -34,6 +34,7 @@ from regbench.sweeps.status import CellStatus
 from tests.command import done, refusal
 from tests.records import made
 from tests.refusals import is_refused
+from tests.there import there
 
 CLASSES = ("heron", "ibis", "stork")
 # What a run of a second needs beside, the epochs first: none of it is about the images.
@@ -47,10 +48,8 @@ def draw(folder: Path, count: int, size_px: int = 32, mode: str = "RGB", first: 
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(first, first + count):
             rng = np.random.default_rng([label, i])
-            shape = (size_px, size_px + i % 3, 3)
-            picture = Image.fromarray(
-                rng.integers(60 * label, 60 * label + 100, shape, dtype=np.uint8)
-            )
+            shape, darkest = (size_px, size_px + i % 3, 3), 60 * label
+            picture = Image.fromarray(rng.integers(darkest, darkest + 100, shape, dtype=np.uint8))
             picture.convert(mode).save(folder / name / f"{name}_{i:03d}.png")
     return folder
 
@@ -86,8 +85,7 @@ def test_prepare_then_train(
     for setting in (*fitted, "optimizer.warmup_epochs=0.5"):
         assert setting in line.split()
     (directory,) = (tmp_path / "runs" / "manual").iterdir()
-    record = read_record(directory)
-    assert record is not None
+    record = there(read_record(directory))
     assert record.status == "done"
     cell = record.cell
     assert cell["dataset"]["num_classes"] == 3
@@ -98,10 +96,8 @@ def test_prepare_then_train(
     assert cell["optimizer"]["warmup_epochs"] == 0.5
     assert {score.split for score in record.scores} == {"tuning", "test"}
     # What was chosen can be given, and is the same cell.
-    given = line.removeprefix("chosen to fit: ").split()
-    assert (
-        load_run(["dataset=imagefolder", "method=vicreg", *QUICK, *given])[0].id == directory.name
-    )
+    given = ["dataset=imagefolder", *line.removeprefix("chosen to fit: ").split()]
+    assert load_run(["method=vicreg", *QUICK, *given])[0].id == directory.name
 
 
 # --------------------------------------------------------------------------------------------------
@@ -137,9 +133,8 @@ def test_splits_are_made(
         draw(tmp_path / folder, count, 8, first=100 * number)
     contents = opened(tmp_path)
     assert list(contents.splits) == ["train", "tuning", "test"]
-    for (name, split), count, origin in zip(
-        contents.splits.items(), counts, taken_from, strict=True
-    ):
+    rows = zip(contents.splits.items(), counts, taken_from, strict=True)
+    for (name, split), count, origin in rows:
         assert contents.taken_from[name].startswith(origin)
         assert split.labels.tolist() == [label for label in range(3) for _ in range(count // 3)]
     found = [file for split in contents.splits for file in files(contents, split)]
@@ -180,9 +175,8 @@ def test_numbers_that_are_given_divide() -> None:
 
 def test_shares_that_cannot_be_are_refused() -> None:
     for dataset, share in (("imagefolder", "0"), ("cifar10", "0.5"), ("imagefolder", "nan")):
-        assert "held_out" in refusal(
-            "train", f"dataset={dataset}", f"dataset.source.held_out={share}"
-        )
+        given = (f"dataset={dataset}", f"dataset.source.held_out={share}")
+        assert "held_out" in refusal("train", *given)
 
 
 # ---------------------------------------------------------------------------------------- what is
@@ -288,9 +282,8 @@ def test_what_is_given_wins(data_dir: Path, tmp_path: Path) -> None:
     cell, _ = load_run(["dataset=imagefolder", "dataset.channels=3", "dataset.image_size=64"])
     assert (cell.augmentation.name, cell.network.architecture) == ("small_color", "resnet_tiny")
     assert len(cell.dataset.mean) == 3
-    assert "batch_size=0 must be a whole number, at least 2" in refusal(
-        "train", "dataset=imagefolder", "batch_size=0"
-    )
+    line = refusal("train", "dataset=imagefolder", "batch_size=0")
+    assert "batch_size=0 must be a whole number, at least 2" in line
 
 
 def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -310,19 +303,18 @@ def test_what_is_published_is_left_alone(caplog: pytest.LogCaptureFixture) -> No
 def test_the_warm_up_fits_the_epochs_unless_it_is_given() -> None:
     for epochs, expected in ((1, 0.5), (2, 1.0), (100, 1.0), (0, 1.0)):
         assert load_run([f"epochs={epochs}"])[0].optimizer.warmup_epochs == expected
-    assert "optimizer.warmup_epochs=1 must be less" in refusal(
-        "train", "epochs=1", "optimizer.warmup_epochs=1"
-    )
+    given = "optimizer.warmup_epochs=1"
+    assert f"{given} must be less" in refusal("train", "epochs=1", given)
+
+
+OF_BIRDS = "regbench prepare imagefolder --source-dir FOLDER dataset.name=birds"
 
 
 @pytest.mark.parametrize(
     ("overrides", "command"),
     [
         (("dataset=parquet",), "regbench prepare parquet --source-dir FOLDER"),
-        (
-            ("dataset=imagefolder", "dataset.name=birds"),
-            "regbench prepare imagefolder --source-dir FOLDER dataset.name=birds",
-        ),
+        (("dataset=imagefolder", "dataset.name=birds"), OF_BIRDS),
         (("dataset=in20",), "regbench prepare in20 --source-dir FOLDER"),
     ],
 )
@@ -357,10 +349,8 @@ def measured(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         folder = Path(grid.runtime.runs_dir) / grid.name / cell.id
         write_bytes(folder / "metrics-0001.jsonl", history)
         metrics = NamedFile("metrics-0001.jsonl", hashlib.sha256(history).hexdigest())
-        seconds = 4 if cell.epochs else 3
-        attempt = PastAttempt(
-            started=begun.isoformat(), finished=(begun + timedelta(seconds=seconds)).isoformat()
-        )
+        ended = begun + timedelta(seconds=4 if cell.epochs else 3)
+        attempt = PastAttempt(started=begun.isoformat(), finished=ended.isoformat())
         fields = {"status": "tuned", "attempts": (attempt,), "metrics": metrics}
         (folder / "tuning.json").write_text(made(cell.plain(), label=cell.label, **fields).text())
     return []
@@ -372,8 +362,7 @@ def planned(birds: Manifest, tmp_path: Path, hours: float) -> tuple[SweepFile, C
     file = read_rows(str(own_file(tmp_path / "runs", birds, hours, two, measured)), ())
     kinds: Counter[str] = Counter()
     for row in file.rows:
-        untrained = "epochs=0" in row
-        kinds["untrained" if untrained else "trained"] += 1
+        kinds["untrained" if "epochs=0" in row else "trained"] += 1
         assert "dataset.name=birds" in row
     return file, kinds
 
@@ -578,6 +567,5 @@ def test_from_a_folder_to_an_answer(birds: Manifest, tmp_path: Path) -> None:
         assert answer.rpartition("\n  Next: ")[2].endswith("of training).")
         assert "beside 1 untrained row." in Path(page.strip()).read_text()
     other = draw(tmp_path / "others" / "birds", 30, 8)
-    assert refusal("own", other, *QUICK[1:]).endswith(
-        f"give the images of {other} another name: dataset.name=NAME"
-    )
+    advice = f"give the images of {other} another name: dataset.name=NAME"
+    assert refusal("own", other, *QUICK[1:]).endswith(advice)

@@ -22,6 +22,8 @@ from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.training import checkpoint_writer
 from regbench.benchmark.training.step import Step
 
+Interrupt = Callable[[pytest.MonkeyPatch], None]
+
 
 def before_steps(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
     """Call `act` before each step of this process, with the step's number from 0."""
@@ -34,7 +36,7 @@ def before_steps(patch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
     patch.setattr(Step, "__call__", acting)
 
 
-def signal_at(step: int) -> Callable[[pytest.MonkeyPatch], None]:
+def signal_at(step: int) -> Interrupt:
     """What sends this process a signal before a step, whose number counts from 0."""
 
     def tell(number: int) -> None:
@@ -58,10 +60,7 @@ def kill_while_it_writes(patch: pytest.MonkeyPatch, checkpoint: int) -> None:
 
 
 def interrupt_run(
-    cell: Cell,
-    runtime: Runtime,
-    interrupt: Callable[[pytest.MonkeyPatch], None],
-    kind: type[BaseException] = Interrupted,
+    cell: Cell, runtime: Runtime, interrupt: Interrupt, kind: type[BaseException] = Interrupted
 ) -> Path:
     """Run a cell until it is interrupted, by a signal or by another kind of error.
 

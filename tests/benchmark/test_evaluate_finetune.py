@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from regbench.benchmark.evaluate import state as states
 from regbench.benchmark.evaluate.features import Encoder
@@ -17,18 +17,11 @@ from regbench.benchmark.evaluate.finetune import FineTuned, FineTuning
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.settings.sweep import load_run
+from tests.benchmark.test_evaluate_linear import Batches, Claimed, Epochs, watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-Batches = Iterator[tuple[Tensor, Tensor]]
 RATES = (0.02, 0.3)
-
-
-def config(**changes: object) -> FineTuning:
-    settings: dict[str, object] = {"epochs": 4, "weight_decay": 0.01}
-    settings["dataset"] = load_run([])[0].dataset
-    settings |= {"backbone_learning_rates": RATES[:1], "head_learning_rates": RATES[1:]}
-    return FineTuning(**(settings | changes))  # type: ignore[arg-type]
 
 
 def small_backbone() -> nn.Module:
@@ -42,7 +35,7 @@ def small_backbone() -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def batches(sizes: tuple[int, ...] = (16, 16, 5)) -> Callable[[int], Batches]:
+def batches(sizes: tuple[int, ...] = (16, 16, 5)) -> Epochs:
     def epoch(number: int) -> Batches:
         generator = torch.Generator().manual_seed(number)
         for n in sizes:
@@ -74,20 +67,21 @@ def by_hand(module: nn.Module, sizes: tuple[int, ...]) -> nn.Sequential:
     return model
 
 
-Claimed = Callable[[Path], Attempt]
-
-
-def tuned(attempt: Attempt, module: nn.Module) -> tuple[FineTuned, State]:
-    state = State(attempt, "labels1", "key", CPU)
-    return FineTuned(Encoder(module, 5), 3, config(), RATES, 7, CPU), state
+def tuned(attempt: Attempt, module: nn.Module, epochs: Epochs) -> nn.Module:
+    """The network after as much of its training as there is."""
+    settings: dict[str, Any] = {"dataset": load_run([])[0].dataset, "weight_decay": 0.01}
+    settings |= {"backbone_learning_rates": RATES[:1], "head_learning_rates": RATES[1:]}
+    config = FineTuning(epochs=4, **settings)
+    tuned = FineTuned(Encoder(module, 5), 3, config, RATES, 7, CPU)
+    tuned.fit(epochs, State(attempt, "labels1", "key", CPU))
+    return tuned.network
 
 
 def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> None:
     module = small_backbone()
     before = copy.deepcopy(module.state_dict())
-    network, state = tuned(claimed(tmp_path), module)
-    network.fit(batches(), state)
-    found, expected = network.network.state_dict(), by_hand(module, (16, 16, 5)).state_dict()
+    found = tuned(claimed(tmp_path), module, batches()).state_dict()
+    expected = by_hand(module, (16, 16, 5)).state_dict()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
@@ -102,14 +96,9 @@ def test_weights_are_those_of_a_plain_loop(tmp_path: Path, claimed: Claimed) -> 
 
 def test_a_last_batch_of_one_image_is_left_out(tmp_path: Path, claimed: Claimed) -> None:
     module = small_backbone()
-    network, state = tuned(claimed(tmp_path), module)
-    network.fit(batches((16, 1)), state)
+    network = tuned(claimed(tmp_path), module, batches((16, 1)))
     for name, value in by_hand(module, (16,)).state_dict().items():
-        torch.testing.assert_close(network.network.state_dict()[name], value)
-
-
-class Killed(BaseException):
-    pass
+        torch.testing.assert_close(network.state_dict()[name], value)
 
 
 @pytest.mark.parametrize("at", [1, 3])
@@ -118,25 +107,11 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
     module = small_backbone()
-    walked: list[int] = []
-
-    def killed(epoch: int) -> Batches:
-        for number, batch in enumerate(batches()(epoch)):
-            if (epoch, number) == (at, 1):
-                raise Killed
-            yield batch
-
-    def counted(epoch: int) -> Batches:
-        walked.append(epoch)
-        return batches()(epoch)
-
-    network, state = tuned(claimed(tmp_path), module)
-    with pytest.raises(Killed):
-        network.fit(killed, state)
-    resumed, state = tuned(claimed(tmp_path), module)
-    resumed.fit(counted, state)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(claimed(tmp_path), module, watched(batches(), killed_at=(at, 1))[0])
+    counted, walked = watched(batches())
+    resumed = tuned(claimed(tmp_path), module, counted)
     assert walked == list(range(at, 4))
-    undisturbed, state = tuned(claimed(tmp_path / "other"), module)
-    undisturbed.fit(batches(), state)
-    for name, value in undisturbed.network.state_dict().items():
-        assert torch.equal(resumed.network.state_dict()[name], value), name
+    undisturbed = tuned(claimed(tmp_path / "other"), module, batches())
+    for name, value in undisturbed.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name

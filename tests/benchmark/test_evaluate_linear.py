@@ -25,11 +25,12 @@ from tests.benchmark.test_evaluate_knn import draw
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 Batches = Iterator[tuple[Tensor, Tensor]]
+Epochs = Callable[[int], Batches]
 PROBE = LinearProbe(learning_rates=(0.05, 0.4, 3.0), epochs=5, momentum=0.9, weight_decay=0.02)
 STEPS = replace(PROBE, epochs=6, milestones=(2, 5), batch_norm=True)
 
 
-def batches(features: Features, sizes: tuple[int, ...]) -> Callable[[int], Batches]:
+def batches(features: Features, sizes: tuple[int, ...]) -> Epochs:
     def epoch(number: int) -> Batches:
         order = torch.randperm(len(features.y_N), generator=torch.Generator().manual_seed(number))
         for rows in order.split(list(sizes)):
@@ -157,11 +158,21 @@ def test_every_image_comes_once_in_an_epoch_in_an_order_of_its_own() -> None:
     assert len(set(orders.values())) == 5
 
 
-class Killed(BaseException):
-    pass
-
-
 Claimed = Callable[[Path], Attempt]
+
+
+def watched(epochs: Epochs, killed_at: tuple[int, int] | None = None) -> tuple[Epochs, list[int]]:
+    """The same epochs, with a kill before a batch of one of them, and those that have begun."""
+    begun: list[int] = []
+
+    def epoch(number: int) -> Batches:
+        begun.append(number)
+        for place, batch in enumerate(epochs(number)):
+            if (number, place) == killed_at:
+                raise KeyboardInterrupt
+            yield batch
+
+    return epoch, begun
 
 
 def state(attempt: Attempt, key: str = "key") -> State:
@@ -175,19 +186,9 @@ def test_training_goes_on_after_a_kill_as_if_there_was_none(
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
     train = batches(draw(70, 4, seed=5), (32, 32, 6))
-    walked: list[int] = []
-
-    def killed(epoch: int) -> Batches:
-        for number, batch in enumerate(train(epoch)):
-            if (epoch, number) == (at, 2):
-                raise Killed
-            yield batch
-
-    def counted(epoch: int) -> Batches:
-        walked.append(epoch)
-        return train(epoch)
-
-    with pytest.raises(Killed):
+    killed, _ = watched(train, killed_at=(at, 2))
+    counted, walked = watched(train)
+    with pytest.raises(KeyboardInterrupt):
         LinearHeads(6, 4, config, 4, CPU).fit(killed, state(claimed(tmp_path)))
     assert bool(tensor_files(tmp_path, "evaluation-probe")) == (at > 0)
     resumed = LinearHeads(6, 4, config, 4, CPU)

@@ -5,7 +5,7 @@ and leave after a kill.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -198,19 +198,14 @@ def test_unbalanced_classes_are_scored_by_how_frequent_they_are(
     assert ("linear_head_top1", "test") not in named(even)
 
 
-@pytest.mark.parametrize(
-    ("counts", "head", "tail"), [([2, 9, 4, 1, 6, 3], [1, 4], [0, 3]), ([5, 1], [0], [1])]
-)
-def test_head_and_tail_are_thirds_of_the_classes(
-    counts: list[int], head: list[int], tail: list[int]
-) -> None:
-    parts = head_and_tail(torch.tensor(counts))
-    seen = {name: classes.tolist() for name, classes in parts.items()}
-    assert seen == {"head": head, "tail": tail}
-
-
-def test_classes_of_up_to_twice_the_images_have_no_tail() -> None:
-    assert head_and_tail(torch.tensor([10, 20, 15])) == {}
+def test_head_and_tail_are_thirds_of_the_classes_unless_they_have_up_to_twice_the_images() -> None:
+    for counts, expected in (
+        ([2, 9, 4, 1, 6, 3], {"head": [1, 4], "tail": [0, 3]}),
+        ([5, 1], {"head": [0], "tail": [1]}),
+        ([10, 20, 15], {}),
+    ):
+        parts = head_and_tail(torch.tensor(counts))
+        assert {name: classes.tolist() for name, classes in parts.items()} == expected
 
 
 def test_hyperparameters_may_be_chosen_by_the_mean_of_knn_and_linear_probing(
@@ -392,11 +387,7 @@ def test_representations_that_are_not_finite_are_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = make("run")
-
-    def broken(encoder: Encoder, x_NCHW: torch.Tensor) -> torch.Tensor:
-        return torch.full((len(x_NCHW), encoder.dim), torch.nan)
-
-    monkeypatch.setattr(Encoder, "represent", broken)
+    monkeypatch.setattr(Encoder, "represent", lambda e, x: torch.full((len(x), e.dim), torch.nan))
     reason = "of the tuning split are not finite"
     with pytest.raises(NotFinite, match=f"representations {reason}"):
         subject.features("tuning", "bicubic")
@@ -458,10 +449,6 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     assert selection_splits(replace(cell, evaluation=config), tiny_data_dir) == ["tuning"]
 
 
-class Killed(BaseException):
-    pass
-
-
 def kill_after_saving(patch: pytest.MonkeyPatch, tried: int | None = None) -> list[str]:
     """Let each writing of a state be the last thing that its process does; with `tried`, that of
     so many candidates.
@@ -476,7 +463,7 @@ def kill_after_saving(patch: pytest.MonkeyPatch, tried: int | None = None) -> li
         save(state, done, **changes)
         saved.append(done)
         if tried is None or changes.get("tried") == tried:
-            raise Killed
+            raise KeyboardInterrupt
 
     patch.setattr(State, "save", killed)
     return saved
@@ -499,7 +486,7 @@ def test_an_evaluation_goes_on_after_every_kill_as_if_there_was_none(
         try:
             found = make("killed", **settings).run(protocol)
             break
-        except Killed:
+        except KeyboardInterrupt:
             (file, *_) = tensor_files(tmp_path / "killed", f"evaluation-{protocol}")
             assert file.number == len(saved)
     assert found == expected
@@ -513,12 +500,12 @@ def test_other_settings_weights_images_or_seeds_do_not_go_on_from_a_state(
 ) -> None:
     monkeypatch.setattr(states, "SAVE_EVERY_S", 0.0)
     config = probing(features="cached")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after_saving(patch)
         make("run", probe=config).run("probe")
     other = replace(config, weight_decay=0.1)
     assert make("run", probe=other).run("probe") == make("fresh", probe=other).run("probe")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after_saving(patch)
         make("run", probe=config).run("probe")
     evaluator = make("run", probe=config)
@@ -539,7 +526,7 @@ def test_a_choice_on_another_split_does_not_go_on_from_a_state(
     make: Make, few: DatasetConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tuning(few, epochs=1, head_learning_rates=(0.1,))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after_saving(patch, tried=1)
         make("run", labels1=config).run("labels1")
     subjects = (make(folder, labels1=config, select_on="test") for folder in ("run", "fresh"))
@@ -554,12 +541,11 @@ def test_features_are_never_there_twice(cell: Cell, compute: Compute, tmp_path: 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1)[:, :1].expand(-1, 30_000)
 
-    images = Images(cell.dataset, compute, tmp_path / "choice.json")
+    images, wide = Images(cell.dataset, compute, tmp_path / "choice.json"), Encoder(Wide(), 30_000)
 
-    def run() -> Iterator[torch.Tensor]:
-        features, _ = images.features(Encoder(Wide(), 30_000), "train", "bilinear", 6)
-        yield features.y_N
+    def run() -> list[torch.Tensor]:
+        return [images.features(wide, "train", "bilinear", 6)[0].y_N]
 
     size_bytes = 120 * 30_000 * 4
-    peak_bytes = peak_extra_bytes(lambda: list(run()), torch.device("cpu"))
+    peak_bytes = peak_extra_bytes(run, torch.device("cpu"))
     assert size_bytes < peak_bytes < 1.3 * size_bytes

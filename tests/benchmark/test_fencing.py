@@ -55,9 +55,7 @@ def small(images: Path, tmp_path: Path) -> list[str]:
     return [*TINY, *SMALL, f"runtime.data_dir={images}", f"runtime.runs_dir={tmp_path / 'runs'}"]
 
 
-def at_once(
-    executor: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any
-) -> Future[Any]:
+def at_once(_: object, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Do what a thread would do, and answer as `ThreadPoolExecutor.submit` does."""
     future: Future[Any] = Future()
     future.set_result(function(*arguments))
@@ -93,10 +91,8 @@ class Process:
     def _watched(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*paths: Any, **options: Any) -> Any:
             path = str(paths[-1]) if paths else f"{options['dir']}/{options['prefix']}"
-            if (
-                path.startswith(str(self.directory))
-                and threading.current_thread() is threading.main_thread()
-            ):
+            is_main = threading.current_thread() is threading.main_thread()
+            if path.startswith(str(self.directory)) and is_main:
                 # Without what differs from run to run: a digest, the random end of a temporary
                 # file's name.
                 shown = re.sub(r"-[0-9a-f]{16}|^[.](.*)[.][^.]*$", r"\1", Path(path).name)
@@ -143,9 +139,7 @@ def undisturbed(small: list[str]) -> tuple[list[str], Record]:
     """The operations of a run, and its record."""
     with pytest.MonkeyPatch.context() as patch:
         process = Process(small, patch, "undisturbed")
-        record = process.run()
-    assert record is not None
-    return process.operations, record
+        return process.operations, there(process.run())
 
 
 def lose(small: list[str], at: int, operations: list[str], record: Record, *, finish: bool) -> None:
@@ -183,10 +177,7 @@ def lose(small: list[str], at: int, operations: list[str], record: Record, *, fi
             with pytest.raises(LeaseLost, match=r"superseded.* writes no more"):
                 process.run()
         else:
-            its, kept = process.run(), read_record(directory)
-            assert its is not None
-            assert kept is not None
-            assert its.sha256 == kept.sha256, where
+            assert there(process.run()).sha256 == there(read_record(directory)).sha256, where
     assert process.operations[:at] == operations[:at], where
     after = content(directory)
     if loses:
@@ -287,8 +278,7 @@ def test_a_process_that_has_lost_its_run_takes_no_step_more(
 
     def take_over() -> None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        attempt = there(claim(process.directory, 60.0))
-        attempt.end("interrupted")
+        there(claim(process.directory, 60.0)).end("interrupted")
 
     steps = at_the_second_step(monkeypatch, take_over)
     with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
@@ -343,8 +333,7 @@ def test_numbers_go_on_where_somebody_removed_the_attempts(
     cell, runtime = load_run([*small, "epochs=5"])
     directory = run_directory(runtime, "here", cell)
     for _ in range(2):
-        attempt = there(claim(directory, 60.0))
-        attempt.end("interrupted")
+        there(claim(directory, 60.0)).end("interrupted")
     for killed_at in (5, 3):  # steps of this process; the second goes on after the fourth
 
         def kill(step: int, at: int = killed_at) -> None:
@@ -389,7 +378,6 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
     cell, runtime = load_run(overrides)
     command = [sys.executable, "-c", STOPPED, json.dumps(overrides), json.dumps(places)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             for at in places:
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -398,7 +386,7 @@ def test_a_process_that_is_stopped_for_longer_than_the_lease_changes_nothing(
                 assert mine.scores == record.scores
                 before = content(directory)
                 process.send_signal(signal.SIGCONT)
-                assert process.stdout.readline() == "lost\n"
+                assert there(process.stdout).readline() == "lost\n"
                 late = changes(before, content(directory)) - {"attempts/0001.json"}
                 assert all("-0001" in name for name in late), operations[at - 1]
                 seen = [attempt["ended"] for attempt in read_attempts(directory)]

@@ -9,15 +9,11 @@ import pytest
 from regbench.benchmark.rundir.interruption import Interrupted, Interruption
 
 
-def test_the_first_signal_counts_until_the_step_is_done_and_a_second_ctrl_c_ends_it_at_once() -> (
-    None
-):
+def test_the_first_signal_counts_when_the_step_is_done_and_ctrl_c_again_ends_it_at_once() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     interruption, patient = Interruption(), Interruption()
-    with (
-        interruption.listening(signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT),
-        interruption.deferred(),
-    ):
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+    with interruption.listening(*numbers), interruption.deferred():
         for number in (signal.SIGUSR2, signal.SIGUSR1):
             signal.raise_signal(number)
         assert interruption.requested == signal.SIGUSR2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import shutil
@@ -260,21 +259,20 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ the protocols on real images
 
 
-Made = tuple[Subject, Encoder, Choices]
-Evaluator = Callable[..., Made]
+Evaluator = Callable[..., Subject]
 
 
 @pytest.fixture
 def evaluator(tiny: list[str], tmp_path: Path, claimed: Callable[[Path], Attempt]) -> Evaluator:
-    return functools.partial(_evaluator, claimed(tmp_path), tiny)
+    choices = Choices(claimed(tmp_path))
 
+    def subject(*overrides: str) -> Subject:
+        cell, runtime = load_run([*tiny, *overrides])
+        encoder = Encoder(*cell.network.backbone.build(3, 24))
+        settings = cell.evaluation, cell.dataset, cell.augmentation
+        return Subject(*settings, encoder, resolve(runtime), choices, cell.seed)
 
-def _evaluator(attempt: Attempt, tiny: list[str], *overrides: str) -> Made:
-    cell, runtime = load_run([*tiny, *overrides])
-    module, dim = cell.network.backbone.build(3, 24)
-    backbone, choices = Encoder(module, dim), Choices(attempt)
-    settings = cell.evaluation, cell.dataset, cell.augmentation
-    return Subject(*settings, backbone, resolve(runtime), choices, cell.seed), backbone, choices
+    return subject
 
 
 def reading(runtime: Runtime) -> dict[str, Any]:
@@ -294,7 +292,8 @@ def test_measures_are_those_of_the_tuning_images(tiny: list[str], evaluator: Eva
 
     Three views come from two pairs.
     """
-    found, backbone, _ = evaluator(*MEASURES, "seed=5", "evaluation.protocols=[measures]")
+    found = evaluator(*MEASURES, "seed=5", "evaluation.protocols=[measures]")
+    backbone = found.encoder
     scores = {score.name: score.value for score in found.run("measures")}
     cell, runtime = load_run([*tiny, "seed=5"])
     x = backbone.represent(tuning_images(cell, runtime)[[36 * i // 20 for i in range(20)]])
@@ -331,8 +330,8 @@ def test_the_test_split_is_closed_to_views_too(tiny: list[str]) -> None:
 def test_voc07_is_linear_svms_on_the_backbones_features(
     tiny: list[str], evaluator: Evaluator, voc_data_dir: Path
 ) -> None:
-    found, backbone, choices = evaluator(*VOC, "evaluation.protocols=[voc07]")
-    choices.note("hyperparameters", {"selected_on": "given"})
+    found = evaluator(*VOC, "evaluation.protocols=[voc07]")
+    found.choices.note("hyperparameters", {"selected_on": "given"})
     scores = {score.name: score.value for score in found.run("voc07")}
     cell, _ = load_run(tiny)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
@@ -340,12 +339,12 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
     how: dict[str, Any] = {"shorter": 28, "size": 24, "interpolation": "bilinear", "workers": 1}
     for name, split in open_voc07(voc_data_dir, (TRAINVAL, TEST)).items():
         (x,) = whole_images(split.paths, batch_size=100, **how)
-        features = backbone.represent((x / 255 - mean) / std).double()
+        features = found.encoder.represent((x / 255 - mean) / std).double()
         features = features / (features.norm(dim=1, keepdim=True) + 1e-5)
         data[name] = features.numpy(), split.presence
-    chosen = choices.entries["voc07_cost"]["chosen"]
+    entry = found.choices.entries["voc07_cost"]
     values = []
-    for c, cost in enumerate(chosen.values()):
+    for c, cost in enumerate(entry["chosen"].values()):
         (x_train, there), (x_test, answers) = data["trainval"], data["test"]
         easy = answers[:, c] != 0
         svm = linear_svm(cost).fit(x_train, 2 * (there[:, c] == 1) - 1)
@@ -353,15 +352,15 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
         values.append(average_precisions(answers[easy, c] == 1, certainty))
     assert scores["voc07_map"] == pytest.approx(sum(v for v, _ in values) / 20, abs=0.5)
     assert scores["voc07_map_full"] == pytest.approx(sum(v for _, v in values) / 20, abs=0.5)
-    candidates = choices.entries["voc07_cost"]["candidates"]
-    for name, cost in chosen.items():
-        assert candidates[name][f"{cost:g}"] == max(candidates[name].values())
+    for name, cost in entry["chosen"].items():
+        candidates = entry["candidates"][name]
+        assert candidates[f"{cost:g}"] == max(candidates.values())
 
 
 def test_voc07_needs_a_backbone_for_colour_images(evaluator: Evaluator) -> None:
     grey = ("dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.2]")
     with is_refused("VOC2007 has colour images"):
-        evaluator(*grey, "evaluation.protocols=[voc07]")[0].run("voc07")
+        evaluator(*grey, "evaluation.protocols=[voc07]").run("voc07")
 
 
 # ------------------------------------------------------------------ published weights

@@ -15,14 +15,7 @@ from typing import Any
 import pytest
 
 from regbench.benchmark.rundir import lease
-from regbench.benchmark.rundir.lease import (
-    Attempt,
-    LeaseLost,
-    claim,
-    is_running,
-    last_attempt,
-    read_attempts,
-)
+from regbench.benchmark.rundir.lease import Attempt, claim, is_running, last_attempt, read_attempts
 from tests.there import there
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -70,7 +63,7 @@ def test_attempts_are_numbered_and_tell_how_they_ended(tmp_path: Path) -> None:
     assert not is_running(last_attempt(tmp_path))
     second = claimed(tmp_path)
     second.check()
-    with pytest.raises(LeaseLost, match="attempt 1 was superseded"):
+    with pytest.raises(lease.LeaseLost, match="attempt 1 was superseded"):
         first.check()
     second.end("done")
     one, two = read_attempts(tmp_path)
@@ -122,11 +115,7 @@ def test_a_record_that_appears_during_the_claim_counts(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test that waits for somebody."""
-
-    def sleep(seconds: float) -> None:
-        pytest.fail(f"waits {seconds} s")
-
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s"))
 
 
 @pytest.mark.usefixtures("at_once", "lost_replies")
@@ -146,8 +135,7 @@ def test_a_dead_owner_on_this_host_is_replaced_at_once(tmp_path: Path, waited_fo
     """
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+        child = int(there(process.stdout).readline())
         assert is_running(last_attempt(tmp_path))
         process.kill()
         # Whom nobody has waited for is dead, and still in the list of processes.
@@ -237,34 +225,27 @@ def of_job(job: str, restarts: int) -> dict[str, Any]:
     return {"slurm_job_id": job, "slurm_restarts": restarts}
 
 
-@pytest.mark.parametrize(
-    "owner",
-    [
-        pytest.param({"heartbeat_s": -120.0}, id="its clock is two minutes behind"),
-        pytest.param(of_job("7", 1), id="the same life of the same job"),
-        pytest.param(of_job("7", 2), id="a later life of the same job"),
-        pytest.param(of_job("8", 0), id="an earlier life of another job"),
-        pytest.param(
-            {"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1},
-            id="in a container",
-        ),
-    ],
-)
+IN_A_CONTAINER = {"hostname": platform.node(), "pid_namespace": "pid:[1]", "pid": 2**22 + 1}
+OWNERS: dict[str, dict[str, Any]] = {
+    "its clock is two minutes behind": {},
+    "the same life of the same job": of_job("7", 1),
+    "a later life of the same job": of_job("7", 2),
+    "an earlier life of another job": of_job("8", 0),
+    "in a container": IN_A_CONTAINER,
+}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("who", OWNERS)
 def test_who_may_be_alive_elsewhere_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     """Nothing but a heartbeat that stands still for the lease tells that they are dead."""
-    behind_s = owner.pop("heartbeat_s", 0.0)
-    stopped(tmp_path, **{"hostname": "another", **owner})
-    rewrite(tmp_path, lease_s=30.0, heartbeat=time.time() + behind_s)
+    stopped(tmp_path, **{"hostname": "another", **OWNERS[who]})
+    rewrite(tmp_path, lease_s=30.0, heartbeat=time.time() - 120 * ("behind" in who))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-
-    def sleep(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(pytest.fail.Exception, match="waits"):
         claim(tmp_path, 30.0)
     assert [attempt["number"] for attempt in read_attempts(tmp_path)] == [1]
 
@@ -293,14 +274,14 @@ def test_a_record_is_written_once_and_by_whoever_has_the_run(tmp_path: Path) -> 
     first.end("interrupted")
     second = claimed(tmp_path)
     for name in ("tuning.json", "record.json"):
-        with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
+        with pytest.raises(lease.LeaseLost, match="attempt 1 was superseded by attempt 2"):
             first.write_record(name, "{}")
         assert not (tmp_path / name).exists()
     second.write_record("tuning.json", '"second"')
     second.write_record("tuning.json", '"again"')
     assert (tmp_path / "tuning.json").read_text() == '"second"'
     (tmp_path / "record.json").write_text('"third"')
-    with pytest.raises(LeaseLost, match="another process has finished the run"):
+    with pytest.raises(lease.LeaseLost, match="another process has finished the run"):
         second.write_record("record.json", '"second"')
     assert (tmp_path / "record.json").read_text() == '"third"'
     second.end("superseded")
@@ -342,7 +323,7 @@ def test_an_attempt_whose_file_was_removed_makes_it_no_more(tmp_path: Path) -> N
     file.unlink()
     attempt.beat()
     assert not list((tmp_path / "attempts").iterdir())
-    with pytest.raises(LeaseLost, match="was removed; this process writes no more"):
+    with pytest.raises(lease.LeaseLost, match="was removed; this process writes no more"):
         attempt.check()
     attempt.end("superseded")
     assert not list((tmp_path / "attempts").iterdir())

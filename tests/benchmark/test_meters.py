@@ -8,7 +8,6 @@ import math
 import platform
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from regbench.benchmark.machine.meters import EnergyMeter, PeakMemory, Stopwatch
 from regbench.benchmark.scoring import cost_of
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.training.run_progress import Progress
+from tests.command import python
 
 CPU = torch.device("cpu")
 
@@ -48,8 +48,7 @@ print(json.dumps([peak_bytes(50_000_000), peak_bytes(25_000_000), PeakMemory(tor
 
 def test_peak_memory_counts_what_was_freed_again_and_forgets_an_earlier_peak() -> None:
     """In a process of its own, where nobody else frees memory meanwhile."""
-    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
-    first, second, kind = json.loads(done.stdout)
+    first, second, kind = json.loads(python(PEAKS, check=True).stdout)
     assert kind == "process RSS"
     assert 190e6 < first < 260e6
     assert 90e6 < second < 160e6
@@ -103,9 +102,7 @@ print([library["num_threads"] for library in libraries], environment(torch.devic
 def test_linear_algebra_has_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NumPy, and of SciPy, which is loaded later: in a process of its own."""
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    command = [sys.executable, "-c", THREADS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[1, 1] 1"
+    assert python(THREADS, check=True).stdout.strip() == "[1, 1] 1"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is another one")
@@ -172,9 +169,7 @@ def test_energy_is_unknown_once_a_counter_was_lost(tmp_path: Path) -> None:
     assert cost_of(Progress(energy_joules=lost), 0.0).energy_cpu_joules is None
 
 
-def test_runs_that_share_a_gpu_share_its_energy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one is there at the second reading, and has gone at the third."""
     joules, others = iter([1000.0, 1000.0, 1300.0, 1400.0]), iter([0, 0, 1, 0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="8f3a"))
@@ -183,7 +178,7 @@ def test_runs_that_share_a_gpu_share_its_energy(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1e3 * next(joules))
     running = "nvmlDeviceGetComputeRunningProcesses"
     monkeypatch.setattr(pynvml, running, lambda _: [None] * (1 + next(others)))
-    meter = EnergyMeter(torch.device("cuda", 0), tmp_path)
+    meter = EnergyMeter(torch.device("cuda", 0), Path("none"))
     assert [meter.read_joules()["gpu"] for _ in range(3)] == [0.0, 150.0, 250.0]
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,22 +27,16 @@ from regbench.benchmark.machine.compute import resolve
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.checkpoint import load_checkpoint, read_tensors
 from regbench.benchmark.rundir.choice import Choices
-from regbench.benchmark.rundir.directory import (
-    checkpoint_files,
-    numbered_files,
-    run_directory,
-    tensor_files,
-)
+from regbench.benchmark.rundir.directory import checkpoint_files, run_directory, tensor_files
 from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import Attempt
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import journal
 from regbench.benchmark.training.assembly import build_network
-from regbench.benchmark.training.embedding_metrics import spread_metrics
 from regbench.datasets.stored.prepare import prepare
 from regbench.sweeps.status import cell_status, plan_of
-from tests.benchmark.steps import before_steps, interrupt_run, kill_while_it_writes
+from tests.benchmark.steps import Interrupt, before_steps, interrupt_run, kill_while_it_writes
 from tests.history import assert_same
 from tests.ranks import launch
 from tests.refusals import is_refused
@@ -83,7 +78,7 @@ def watched(shared: list[str]) -> tuple[Record, Path]:
 
 
 def _nothing_left(directory: Path) -> None:
-    assert numbered_files(directory, "choice.json") == []  # which would open the test split
+    assert not list(directory.glob("choice-*.json"))  # which would open the test split
     assert tensor_files(directory, "evaluation-*") == []
 
 
@@ -136,18 +131,16 @@ def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
 # ------------------------------------------------------------------ interruptions
 
 
-def in_call(
-    number: int, of: type[Any], name: str, act: Callable[[], None]
-) -> Callable[[pytest.MonkeyPatch], None]:
-    """What replaces a method by one that acts first in its n-th call."""
+def in_call(number: int, of: Any, name: str, act: Callable[[], None]) -> Interrupt:
+    """What replaces a method or function by one that acts first in its n-th call."""
 
     def patch_it(patch: pytest.MonkeyPatch) -> None:
-        method, numbers = getattr(of, name), itertools.count(1)
+        function, numbers = getattr(of, name), itertools.count(1)
 
-        def acting(self: Any, *arguments: Any, **options: Any) -> Any:
+        def acting(*arguments: Any, **options: Any) -> Any:
             if next(numbers) == number:
                 act()
-            return method(self, *arguments, **options)
+            return function(*arguments, **options)
 
         patch.setattr(of, name, acting)
 
@@ -176,31 +169,14 @@ def in_a_probe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "save", telling)
 
 
-def before_the_second(patch: pytest.MonkeyPatch) -> None:
-    """A signal when the second epoch has ended."""
-    numbers = itertools.count(1)
-
-    def telling(*views: torch.Tensor) -> dict[str, float]:
-        if next(numbers) == 2:
-            told()
-        return spread_metrics(*views)
-
-    patch.setattr(journal, "spread_metrics", telling)
-
-
-# How it is interrupted, further settings, the step of the last checkpoint, and the epochs that have
-# scores there.
-Interrupt = Callable[[pytest.MonkeyPatch], None]
+at_the_second_end = in_call(2, journal, "spread_metrics", told)
+# How it is interrupted, the step of the last checkpoint, and the epochs that have scores there.
 INTERRUPTIONS: dict[str, tuple[Interrupt, int, list[int]]] = {
     "killed in an evaluation": (in_call(2, KNN, "select", killed), 3, [1]),
-    # before the second checkpoint, after the second evaluation
-    "killed between an evaluation and its checkpoint": (
-        lambda patch: kill_while_it_writes(patch, 2),
-        3,
-        [1],
-    ),
+    # the second one, after the second evaluation
+    "killed before its checkpoint": (partial(kill_while_it_writes, checkpoint=2), 3, [1]),
     "killed with few checkpoints": (in_call(3, LinearProbe, "select", killed), 6, [1, 2]),
-    "told by a signal just before an evaluation": (before_the_second, 6, [1]),
+    "told by a signal just before an evaluation": (at_the_second_end, 6, [1]),
     "told by a signal in an evaluation": (in_call(2, KNN, "select", told), 6, [1]),
     "told by a signal in an epoch's second": (in_call(2, LinearProbe, "select", told), 6, [1]),
     "told by a signal in a probe's second epoch": (in_a_probe, 6, [1]),

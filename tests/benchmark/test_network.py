@@ -20,29 +20,21 @@ from tests.refusals import is_refused
 
 
 def build(
-    backbone: str,
-    *,
-    stem: str = "small",
-    channels: int = 3,
-    seed: int = 0,
-    q: int = 24,
-    **projector: Any,
+    backbone: str, stem: str = "small", channels: int = 3, seed: int = 0, q: int = 24, **more: Any
 ) -> SiameseNetwork:
+    """More are settings of the projector."""
     settings = {} if backbone == "resnet_tiny" else {"stem": stem}
     built = BACKBONES.build(backbone, **settings)
-    config = NetworkConfig(backbone=built, projector=ProjectorConfig(**projector))
+    config = NetworkConfig(backbone=built, projector=ProjectorConfig(**more))
     return SiameseNetwork(config, q, channels, 32, seed)
 
 
 @pytest.mark.parametrize(
     ("backbone", "stem", "channels", "dim"),
     [
-        ("resnet_tiny", "small", 1, 128),
-        ("resnet_tiny", "small", 3, 128),
-        ("resnet18", "small", 1, 512),
-        ("resnet18", "imagenet", 1, 512),
-        ("resnet18", "imagenet", 3, 512),
-        ("resnet50", "imagenet", 3, 2048),
+        *(("resnet_tiny", "small", 1, 128), ("resnet_tiny", "small", 3, 128)),
+        *(("resnet18", "small", 1, 512), ("resnet18", "imagenet", 1, 512)),
+        *(("resnet18", "imagenet", 3, 512), ("resnet50", "imagenet", 3, 2048)),
     ],
 )
 def test_shapes(backbone: str, stem: str, channels: int, dim: int) -> None:
@@ -65,25 +57,20 @@ def test_projector_has_three_layers_and_no_last_bias(hidden_dim: int | None) -> 
     assert [layer.bias is not None for layer in linear] == [True, True, False]
 
 
-LINEAR, RELU, GELU = nn.Linear, nn.ReLU, nn.GELU
-NORM = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+LINEAR, RELU, BATCH, LAYER = nn.Linear, nn.ReLU, nn.BatchNorm1d, nn.LayerNorm
+END = nn.Identity
+FORMS = [
+    ({"depth": 1}, [LINEAR]),
+    ({"depth": 2, "activation": "gelu"}, [LINEAR, BATCH, nn.GELU, LINEAR]),
+    ({"depth": 4, "norm": "none"}, [LINEAR, RELU] * 3 + [LINEAR]),
+    ({"norm": "layer"}, [LINEAR, LAYER, RELU] * 2 + [LINEAR]),
+    ({"depth": 2, "norm": "none", "last_norm": "batch"}, [LINEAR, RELU, LINEAR, BATCH, END]),
+    ({"depth": 1, "last_norm": "layer", "bias": True}, [LINEAR, LAYER, END]),
+    ({"depth": 1, "last_norm": "plain_batch"}, [LINEAR, BATCH, END]),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "kinds"),
-    [
-        ({"depth": 1}, [LINEAR]),
-        ({"depth": 2, "activation": "gelu"}, [LINEAR, NORM["batch"], GELU, LINEAR]),
-        ({"depth": 4, "norm": "none"}, [LINEAR, RELU] * 3 + [LINEAR]),
-        ({"norm": "layer"}, [LINEAR, NORM["layer"], RELU] * 2 + [LINEAR]),
-        (
-            {"depth": 2, "norm": "none", "last_norm": "batch"},
-            [LINEAR, RELU, LINEAR, NORM["batch"], nn.Identity],
-        ),
-        ({"depth": 1, "last_norm": "layer", "bias": True}, [LINEAR, NORM["layer"], nn.Identity]),
-        ({"depth": 1, "last_norm": "plain_batch"}, [LINEAR, NORM["batch"], nn.Identity]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "kinds"), FORMS)
 def test_projectors_of_other_forms(settings: dict[str, Any], kinds: list[type[nn.Module]]) -> None:
     network = build("resnet_tiny", channels=1, **settings)
     layers = list(network.projector.children())
@@ -185,15 +172,13 @@ def test_a_network_with_bn_does_not_compute_its_blocks_again(backbone: str) -> N
 
 
 def test_the_small_stem_keeps_the_resolution() -> None:
-    sizes = {}
+    sizes: list[int] = []
     for stem in ("small", "imagenet"):
         backbone = build("resnet18", stem=stem).backbone
         assert isinstance(backbone.layer4, nn.Module)
-        backbone.layer4.register_forward_hook(
-            lambda _m, _x, y, stem=stem: sizes.update({stem: y.shape[-1]})
-        )
+        backbone.layer4.register_forward_hook(lambda *given: sizes.append(given[-1].shape[-1]))
         backbone(torch.randn(2, 3, 32, 32))
-    assert sizes == {"small": 4, "imagenet": 1}
+    assert sizes == [4, 1]
 
 
 def test_the_hidden_width_does_not_change_the_backbone() -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import ANY
 
@@ -31,7 +30,7 @@ from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.optimizers.lars import LARS
 from regbench.datasets.loading.loaders import PretrainingLoader
 from regbench.methods import Regularizer
-from tests.conftest import TINY
+from tests.there import there
 
 # Three epochs of three steps of 32 images; the first attempt ends after the fifth step.
 STEPS, BATCH, STOPPED = 9, 32, 5
@@ -60,12 +59,9 @@ def joules(steps: int) -> float:
 
 
 class Told(NamedTuple):
-    """The record of the run, the rows of its epochs, and what it told of its progress while it
-    ran.
-    """
+    """The record of the run, and what it told of its progress while it ran."""
 
     record: Record
-    rows: list[dict[str, Any]]
     progress: list[dict[str, Any]]
 
 
@@ -73,19 +69,19 @@ class Machine:
     """A machine on which time goes by in what is measured only."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
+        self.now_s, self.patch = 1000.0, patch
         self.done = dict.fromkeys(PARTS, 0)
         self.progress: list[dict[str, Any]] = []
         patch.setattr(time, "perf_counter", lambda: self.now_s)
-        self._slow(patch, SiameseNetwork, "forward", lambda: self._part("forward"))
-        self._slow(patch, Regularizer, "__call__", self._loss_s)
-        self._slow(patch, torch.autograd, "backward", lambda: self._part("backward"))
-        self._slow(patch, LARS, "step", lambda: self._part("optimizer"))
-        self._slow(patch, checkpoint_writer, "save_checkpoint", lambda: CHECKPOINT_S)
-        self._slow(patch, Subject, "select", lambda: SELECTION_S)
-        self._slow(patch, Subject, "run", lambda: PROTOCOL_S)
-        self._slow(patch, loop, "monitored_scores", self._monitor_s)
-        self._slow(patch, journal.Journal, "_add_losses", lambda: DEVICE_S)
+        self._slow(SiameseNetwork, "forward", lambda: self._part("forward"))
+        self._slow(Regularizer, "__call__", self._loss_s)
+        self._slow(torch.autograd, "backward", lambda: self._part("backward"))
+        self._slow(LARS, "step", lambda: self._part("optimizer"))
+        self._slow(checkpoint_writer, "save_checkpoint", lambda: CHECKPOINT_S)
+        self._slow(Subject, "select", lambda: SELECTION_S)
+        self._slow(Subject, "run", lambda: PROTOCOL_S)
+        self._slow(loop, "monitored_scores", self._monitor_s)
+        self._slow(journal.Journal, "_add_losses", lambda: DEVICE_S)
         self.monitored_joules, self.monitored_bytes = 0.0, 0
         steps = self.done
         epoch, update = PretrainingLoader.epoch, Attempt.update
@@ -159,33 +155,28 @@ class Machine:
         self.done[part] += 1
         return seconds(part, self.done[part] - 1)
 
-    def _slow(
-        self, patch: pytest.MonkeyPatch, owner: Any, name: str, cost_s: Callable[[], float]
-    ) -> None:
+    def _slow(self, owner: Any, name: str, cost_s: Callable[[], float]) -> None:
         function = getattr(owner, name)
 
         def slow(*args: Any, **options: Any) -> Any:
             self.now_s += cost_s()
             return function(*args, **options)
 
-        patch.setattr(owner, name, slow)
+        self.patch.setattr(owner, name, slow)
 
 
 @pytest.fixture(scope="module")
-def told(tiny_data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(shared: list[str]) -> Told:
     """A run in two attempts that writes a checkpoint after every step."""
-    folder = tmp_path_factory.mktemp("numbers")
-    overrides = [*TINY, f"runtime.data_dir={tiny_data_dir}", f"runtime.runs_dir={folder}"]
-    overrides += ["method=simclr", "epochs=3", "evaluation.while_training=[knn]"]
+    overrides = [*shared, "method=simclr", "epochs=3", "evaluation.while_training=[knn]"]
     cell, runtime = load_run([*overrides, "runtime.checkpoint_minutes=0"])
     interruption = Interruption()
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch)
         with interruption.listening(signal.SIGUSR1), pytest.raises(Interrupted):
             run_cell(cell, runtime, "here", interruption=interruption)
-        record = run_cell(cell, runtime, "here")
-    assert record is not None
-    return Told(record, record.history, machine.progress)
+        record = there(run_cell(cell, runtime, "here"))
+    return Told(record, machine.progress)
 
 
 def epoch_s(epoch: int, steps: int = 3) -> float:
@@ -204,7 +195,7 @@ STEP = [part for part in PARTS if part != "data"]
 
 
 def test_the_times_of_an_epoch_are_those_of_its_steps(told: Told) -> None:
-    for epoch, row in enumerate(told.rows):
+    for epoch, row in enumerate(told.record.history):
         found = {name: value for name, value in row.items() if name.endswith(("_s", "_ms"))}
         parts_ms = {f"{part}_ms": median_ms([part], epoch) for part in PARTS}
         wanted = {"epoch_s": epoch_s(epoch), "step_ms": median_ms(STEP, epoch)} | parts_ms

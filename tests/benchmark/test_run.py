@@ -13,7 +13,6 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -361,8 +360,7 @@ class Clock:
             raise KeyboardInterrupt
 
 
-Interrupt = Callable[[pytest.MonkeyPatch], None]
-INTERRUPTIONS: dict[str, tuple[Interrupt, tuple[str, ...], int | None]] = {
+INTERRUPTIONS: dict[str, tuple[Any, tuple[str, ...], int | None]] = {
     "killed before the first checkpoint": (lambda patch: kill_while_it_writes(patch, 1), (), None),
     "killed after the second epoch": (lambda patch: kill_while_it_writes(patch, 3), (), 6),
     "told by a signal in mid-epoch": (signal_at(4), (), 5),

@@ -65,15 +65,17 @@ class Service:
         self.ended += 1
 
 
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    return Service(monkeypatch)
+
+
 def rows(directory: Path) -> list[dict[str, Any]]:
     lines = numbered_files(directory, "metrics.jsonl")[0].read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_a_resumed_run_goes_on_in_its_services(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = Service(monkeypatch)
+def test_a_resumed_run_goes_on_in_its_services(tiny: list[str], service: Service) -> None:
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
     directory = run_directory(runtime, "a_sweep", cell)
 
@@ -132,10 +134,8 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(
     assert given == [1, 2]
 
 
-def test_the_same_cell_in_another_folder_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service, cell = Service(monkeypatch), load_run([])[0]
+def test_the_same_cell_in_another_folder_is_another_run(tmp_path: Path, service: Service) -> None:
+    cell = load_run([])[0]
     for place in ("here", "there", "here"):
         directory = tmp_path / place / "a_sweep" / cell.id
         directory.mkdir(parents=True, exist_ok=True)
@@ -150,8 +150,8 @@ def test_a_sink_that_does_not_end_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sinks, "CLOSE_TIMEOUT_S", 0.05)
-    offline, sent = Service(monkeypatch), threading.Event()
-    monkeypatch.setattr(offline, "finish", sent.wait)
+    sent = threading.Event()
+    monkeypatch.setattr(Service(monkeypatch), "finish", sent.wait)
     with Sinks(("wandb",), load_run([])[0], tmp_path, 1):
         pass
     sent.set()
@@ -159,9 +159,9 @@ def test_a_sink_that_does_not_end_is_left_behind(
 
 
 def test_a_signal_while_the_last_epoch_is_written_stops_the_run(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], service: Service
 ) -> None:
-    service, interruption = Service(monkeypatch), Interruption()
+    interruption = Interruption()
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
 
     def ask(step: int) -> None:
@@ -177,10 +177,10 @@ def test_a_signal_while_the_last_epoch_is_written_stops_the_run(
 
 
 def test_an_epoch_that_was_stopped_in_its_evaluation_is_given_later(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one, after which nothing is left to train."""
-    service, interruption = Service(monkeypatch), Interruption()
+    interruption = Interruption()
     cell, runtime = load_run([*tiny, *SHORT, "runtime.sinks=[wandb]"])
     select = KNN.select
 
@@ -189,13 +189,10 @@ def test_an_epoch_that_was_stopped_in_its_evaluation_is_given_later(
             signal.raise_signal(signal.SIGUSR1)
         return select(self, *arguments)
 
-    with (
-        monkeypatch.context() as patch,
-        interruption.listening(signal.SIGUSR1),
-        pytest.raises(Interrupted),
-    ):
-        patch.setattr(KNN, "select", ask)
+    monkeypatch.setattr(KNN, "select", ask)
+    with interruption.listening(signal.SIGUSR1), pytest.raises(Interrupted):
         run_cell(cell, runtime, "manual", interruption=interruption)
+    monkeypatch.setattr(KNN, "select", select)
     assert [step for step, _ in service.given] == [1]
     run_cell(cell, runtime, "manual")
     assert [step for step, _ in service.given] == [1, 2]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -87,13 +88,8 @@ def test_only_small_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[type[SiameseNetwork], list[Tensor]] = {SiameseNetwork: [], PlainSiameseNetwork: []}
     for kind, tensors in kept.items():
         network = kind(CONFIG, 96, 3, 64, 0)
-        with (
-            torch.autograd.graph.saved_tensors_hooks(
-                lambda t, to=tensors: to.append(t) or t,  # type: ignore[misc]
-                lambda t: t,
-            ),
-            torch.autocast("cpu", torch.bfloat16),
-        ):
+        hooks = saved_tensors_hooks(lambda t, to=tensors: to.append(t) or t, lambda t: t)  # type: ignore[misc]
+        with hooks, torch.autocast("cpu", torch.bfloat16):
             network(*views(0))
     shapes = ((96, 48), (48, 96))  # of the last layer's weight
     ours, plain = ({t.dtype for t in tensors if t.shape in shapes} for tensors in kept.values())
@@ -156,13 +152,9 @@ def test_micro_batches_draw_the_same_twice() -> None:
 
     Views of two sizes.
     """
-    backbone = BACKBONES.build(
-        "timm",
-        patch_size=4,
-        drop_path_rate=0.5,
-        representation="class_token",
-        options={"depth": 2, "embed_dim": 24, "num_heads": 2, "proj_drop_rate": 0.3},
-    )
+    options = {"depth": 2, "embed_dim": 24, "num_heads": 2, "proj_drop_rate": 0.3}
+    stochastic = {"drop_path_rate": 0.5, "representation": "class_token", "options": options}
+    backbone = BACKBONES.build("timm", patch_size=4, **stochastic)
     config = NetworkConfig(backbone=backbone, projector=ProjectorConfig(depth=2, norm="layer"))
     found, expected = (SiameseNetwork(config, 16, 1, 28, 0) for _ in range(2))
     start = [p.detach().clone() for p in found.parameters()]
@@ -214,9 +206,8 @@ class Waits(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         # A number of the CPU's goes to a GPU with the operation; a tensor is copied before.
         copied = [each for each in tensors if each.device.type == "cpu" and each.ndim]
-        goes_over = copied and any(
-            isinstance(each, Tensor) and each.device.type != "cpu" for each in tree_leaves(out)
-        )
+        made = (each for each in tree_leaves(out) if isinstance(each, Tensor))
+        goes_over = copied and any(each.device.type != "cpu" for each in made)
         if by_mask or goes_over or name in WAITING or f"{name}.{overload}" in WAITING:
             self.found.add(name)
         return out
@@ -230,14 +221,10 @@ def test_a_step_has_no_operation_that_a_gpus_host_waits_for(method: str, optimiz
     config = NetworkConfig(backbone=BACKBONES.build("resnet_tiny"), projector=PROJECTOR)
     network = SiameseNetwork(config, 96, 3, 64, 0)
     clipping = OPTIMIZERS.build(optimizer, clip_grad_norm=1.0)
-    step = step_of(
-        network,
-        optimizer=clipping.build_clipping(network.parameters()),
-        method=build(method),
-        engine=Engine(even=True, draw_seed=lambda: 0),
-        precision="bf16",
-        micro_batch_size=4 if method == "vicreg" else None,
-    )
+    settings: dict[str, Any] = {"optimizer": clipping.build_clipping(network.parameters())}
+    settings |= {"method": build(method), "engine": Engine(even=True, draw_seed=lambda: 0)}
+    settings["micro_batch_size"] = 4 if method == "vicreg" else None
+    step = step_of(network, precision="bf16", **settings)
     with Waits() as waits:
         step(*torch.randn(2, 8, 3, 8, 8))
     assert not waits.found

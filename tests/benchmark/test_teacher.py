@@ -47,18 +47,15 @@ def test_cells_hold_no_more_than_they_use() -> None:
     assert load_run(["method=vicreg"])[0].id == "4c8dcc173a5e"
 
 
-@pytest.mark.parametrize(
-    ("method", "setting"), [("tico", "covariance_momentum"), ("mec", "warmup")]
-)
-def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts(
-    method: str, setting: str
-) -> None:
-    plain, _ = load_run([f"method={method}"])
-    acting, _ = load_run([f"method={method}", f"method.{setting}=0.5", "network.teacher=ema"])
-    assert setting not in plain.plain()["method"]
-    assert acting.plain()["method"][setting] == 0.5
-    assert [Cell.stored(cell.plain()) for cell in (plain, acting)] == [plain, acting]
-    assert plain.id == {"tico": "f7bbeed02cfb", "mec": "7758a57909e3"}[method]
+def test_cells_hold_what_acts_beside_a_teacher_alone_only_where_it_acts() -> None:
+    methods = {"tico": ("covariance_momentum", "f7bbeed02cfb"), "mec": ("warmup", "7758a57909e3")}
+    for method, (setting, plain_id) in methods.items():
+        plain, _ = load_run([f"method={method}"])
+        acting, _ = load_run([f"method={method}", f"method.{setting}=0.5", "network.teacher=ema"])
+        assert setting not in plain.plain()["method"]
+        assert acting.plain()["method"][setting] == 0.5
+        assert [Cell.stored(cell.plain()) for cell in (plain, acting)] == [plain, acting]
+        assert plain.id == plain_id
 
 
 HEURISTICS = Path(__file__).parents[2] / "results" / "heuristics.tar.xz"
@@ -119,13 +116,9 @@ def test_prototypes_begin_with_the_length_that_is_set(name: str, kind: str) -> N
 
 
 def config(teacher: str, depth: int = 0, momentum: float = 0.996) -> NetworkConfig:
-    return NetworkConfig(
-        backbone=BACKBONES.build("resnet_tiny"),
-        projector=ProjectorConfig(hidden_dim=24),
-        predictor=PredictorConfig(depth=depth),
-        teacher=teacher,  # type: ignore[arg-type]
-        momentum=momentum,
-    )
+    given: dict[str, Any] = {"teacher": teacher, "predictor": PredictorConfig(depth=depth)}
+    given |= {"momentum": momentum, "projector": ProjectorConfig(hidden_dim=24)}
+    return NetworkConfig(backbone=BACKBONES.build("resnet_tiny"), **given)
 
 
 def images(count: int = 2) -> list[Tensor]:
@@ -217,9 +210,8 @@ def test_prototypes_learn_as_those_of_released_codes(kind: str) -> None:
 
     By AdamW, as DINO, and by SwAV's loss, whose codes need no state.
     """
-    settings, method = config("stop_gradient"), build("swav", prototypes=5, prototype_weights=kind)
-
     prototypes: dict[str, Any] = {"prototypes": 5, "prototype_weights": kind}
+    settings, method = config("stop_gradient"), build("swav", **prototypes)
     network, theirs, begun = (SiameseNetwork(settings, 12, 3, 16, 0, **prototypes) for _ in "abc")
     linear = nn.Linear(12, 5, bias=False)
     linear.weight.data.copy_(prototypes_of(theirs))

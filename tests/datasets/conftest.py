@@ -11,16 +11,11 @@ import pytest
 
 from regbench.datasets.stored.prepare import prepare
 from tests.cifar import cifar_files
-from tests.datasets.preparing import (
-    Pixels,
-    fashion_config,
-    folder_config,
-    make_imagefolder,
-    smooth_image,
-)
+from tests.datasets import preparing
+from tests.datasets.preparing import fashion_config, folder_config, make_imagefolder
 
 
-def write_idx(path: Path, values: Pixels) -> None:
+def write_idx(path: Path, values: preparing.Pixels) -> None:
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
     content = bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes()
     path.write_bytes(gzip.compress(content, mtime=0))
@@ -33,7 +28,7 @@ def fashion_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     for part, per_class in (("train", 12), ("t10k", 3)):
         labels = rng.permutation(np.repeat(np.arange(10, dtype=np.uint8), per_class))
-        images = np.stack([smooth_image(i, 28, 28)[:, :, 0] for i in range(len(labels))])
+        images = np.stack([preparing.smooth_image(i, 28, 28)[:, :, 0] for i in range(len(labels))])
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels)
     return folder

@@ -21,10 +21,8 @@ from regbench.datasets.stored.prepare import open_source
 Pixels = npt.NDArray[np.uint8]
 Settings = dict[str, object]
 FFCV = importlib.util.find_spec("ffcv") is not None
-BACKENDS = [
-    pytest.param("ffcv", marks=pytest.mark.skipif(not FFCV, reason="needs FFCV")),
-    "torchvision",
-]
+NEEDS_FFCV = pytest.mark.skipif(not FFCV, reason="needs FFCV")
+BACKENDS = [pytest.param("ffcv", marks=NEEDS_FFCV), "torchvision"]
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -18,16 +18,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from PIL import Image
 
 from regbench import RegbenchError
-from regbench.cli import main
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.datasets.sources.base import SOURCES, ImageFiles
@@ -40,6 +39,7 @@ from regbench.datasets.stored.prepare import prepare
 from regbench.datasets.stored.split_files import write_splits
 from regbench.datasets.stored.verify import verify
 from regbench.datasets.stored.voc_files import read_image
+from tests.command import done, refusal, run
 from tests.datasets.preparing import BACKENDS, FFCV, folder_config, make_imagefolder, saved
 from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S, wait_for
@@ -58,22 +58,20 @@ def config() -> DatasetConfig:
     return folder_config(**SETTINGS)
 
 
-def regbench_prepare(data: Path, source: Path, *options: str) -> Result:
+def preparing(data: Path, source: Path, *options: str) -> list[object]:
     """The command, on the data set `config` in `data`."""
     settings = "dataset.name=insects dataset.num_classes=3 dataset.image_size=32"
     settings += " dataset.eval_resize=40 dataset.source.held_out=null"
-    arguments = ["prepare", "imagefolder", "--source-dir", str(source), *settings.split()]
-    return CliRunner().invoke(main, [*arguments, f"runtime.data_dir={data}", *options])
+    where = ["--source-dir", source, f"runtime.data_dir={data}"]
+    return ["prepare", "imagefolder", *where, *settings.split(), *options]
 
 
 def evaluated(
     config: DatasetConfig, data: Path, backend: str, choice: Path
 ) -> npt.NDArray[np.float32]:
     """Every image of the test split as a loader delivers it, in grey levels."""
-    cpu = torch.device("cpu")
-    loader = EvalLoader(
-        config, "test", data_dir=data, batch_size=4, device=cpu, backend=backend, choice=choice
-    )
+    options: Any = {"device": torch.device("cpu"), "backend": backend, "choice": choice}
+    loader = EvalLoader(config, "test", data_dir=data, batch_size=4, **options)
     with loader, loader.epoch() as batches:
         images = torch.cat([images for images, _ in batches]).permute(0, 2, 3, 1).numpy()
     mean, std = (np.array(values, np.float32) for values in (config.mean, config.std))
@@ -107,9 +105,7 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     good = prepare(config, tmp_path / "good", source_dir=root)
     for name, (content, _) in UNREADABLE.items():
         (root / "train" / "bee" / name).write_bytes(content)
-    result = regbench_prepare(tmp_path, root)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
+    line = refusal(*preparing(tmp_path, root))
     path = tmp_path / "insects" / "unreadable.txt"
     count = len(UNREADABLE)
     first = "train/bee/cut short.jpg (image file is truncated"
@@ -123,10 +119,9 @@ def test_unreadable_images_are_listed_and_refused_and_left_out_on_request(
     with is_refused("is not prepared"):
         Manifest.load(tmp_path, "insects")
 
-    result = regbench_prepare(tmp_path, root, "--skip-unreadable")
-    assert result.exit_code == 0, result.output
-    assert f"({count} left out)" in result.stdout
-    assert first in result.stdout
+    said = done(*preparing(tmp_path, root, "--skip-unreadable")).stdout
+    assert f"({count} left out)" in said
+    assert first in said
     manifest = Manifest.load(tmp_path, "insects")
     assert set(manifest.splits["train"]["left_out"]) == {f"train/bee/{name}" for name in UNREADABLE}
     assert not manifest.splits["test"]["left_out"]
@@ -340,7 +335,7 @@ def test_flipped_bits_in_images_are_found_by_index_and_name(insects: Path, tmp_p
     beton = Beton(insects / "train.beton")
     for index in (2, 7):
         flip(beton.path, int(beton.start[index]) + 300)
-    result = regbench_prepare(tmp_path, tmp_path / "none", "--verify")
+    result = run(*preparing(tmp_path, tmp_path / "none", "--verify"))
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         f"image 2 of {beton.path}, train/ant/ant_002.jpg, has not the bytes that were written",

@@ -147,9 +147,8 @@ def test_we_read_files_that_ffcv_wrote(tmp_path: Path) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    images = [
-        np.random.default_rng(i).integers(0, 256, (20 + i, 30, 3), dtype=np.uint8) for i in range(7)
-    ]
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8) for i in range(7)]
     path = tmp_path / "theirs.beton"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,13 @@ NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 GREY16 = np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16)
 
 
-def pixels(sample: Sample | Unreadable) -> Pixels:
+def encoded(content: bytes | Path, origin: str = "", **settings: Any) -> Sample:
+    sample = encode(content, 4, origin, ImageFolder(**settings))
     assert isinstance(sample, Sample)
+    return sample
+
+
+def pixels(sample: Sample) -> Pixels:
     if sample.mode == RAW:
         return np.frombuffer(sample.data, np.uint8).reshape(sample.height, sample.width, 3)
     return np.asarray(Image.open(io.BytesIO(sample.data)))
@@ -45,8 +50,7 @@ def test_other_kinds_of_images_become_rgb(tmp_path: Path) -> None:
     for name, content in KINDS.items():
         path = tmp_path / name
         path.write_bytes(content)
-        sample = encode(path, 4, name, ImageFolder())
-        assert isinstance(sample, Sample)
+        sample = encoded(path, name)
         assert (sample.mode, sample.height, sample.width) == (RAW, 20, 30)
         assert (sample.label, sample.origin) == (4, name)
         assert sample.grey == name.startswith(("grey", "black")), name
@@ -56,8 +60,8 @@ def test_other_kinds_of_images_become_rgb(tmp_path: Path) -> None:
 def test_large_images_of_other_kinds_become_good_jpegs() -> None:
     x = np.linspace(0, 255, 200)
     image = np.stack([np.add.outer(x, x) / 2] * 3, axis=2).astype(np.uint8)
-    sample = encode(saved(Image.fromarray(image), "PNG"), 0, "", ImageFolder())
-    assert isinstance(sample, Sample) and sample.mode == JPEG
+    sample = encoded(saved(Image.fromarray(image), "PNG"))
+    assert sample.mode == JPEG
     assert np.abs(pixels(sample).astype(int) - image).max() <= 4
 
 
@@ -66,7 +70,7 @@ def test_of_16_bits_the_upper_8_are_kept() -> None:
     big_endian = b"P5 30 20 65535\n" + GREY16.astype(">u2").tobytes()
     png, tiff = (saved(Image.fromarray(GREY16), kind) for kind in ("PNG", "TIFF"))
     for content in (png, tiff, big_endian):
-        found = pixels(encode(content, 0, "", ImageFolder()))
+        found = pixels(encoded(content))
         np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
 
 
@@ -83,19 +87,18 @@ def test_what_is_too_long_for_a_jpeg_is_unreadable() -> None:
     content = saved(Image.new("L", (65501, 1)), "PNG")
     reason = "it is 65501 x 1 px, and 65500 is the most; set dataset.source.resize_px"
     assert encode(content, 0, "long.png", ImageFolder()) == Unreadable("long.png", reason)
-    shrinking = ImageFolder(resize_px=99, resize_side="longer")
-    assert isinstance(encode(content, 0, "", shrinking), Sample)
+    assert encoded(content, resize_px=99, resize_side="longer").width == 99
 
 
 def test_what_is_transparent_has_the_colour_stored_for_it() -> None:
     alpha = np.zeros((20, 30, 1), np.uint8)
     alpha[:10] = 128
     rgba = Image.fromarray(np.concatenate([NOISE, alpha], axis=2))
-    np.testing.assert_array_equal(pixels(encode(saved(rgba, "PNG"), 0, "", ImageFolder())), NOISE)
+    np.testing.assert_array_equal(pixels(encoded(saved(rgba, "PNG"))), NOISE)
     # Pillow would warn of this one.
     palette = RGB.quantize(8)
     content = saved(palette, "PNG", transparency=bytes(range(0, 80, 10)))
-    found = pixels(encode(content, 0, "", ImageFolder()))
+    found = pixels(encoded(content))
     np.testing.assert_array_equal(found, np.asarray(palette.convert("RGB")))
 
 
@@ -103,17 +106,15 @@ def test_the_exif_orientation_is_ignored() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     for kind in ("JPEG", "PNG", "WEBP"):
-        sample = encode(saved(RGB, kind, exif=exif), 0, "", ImageFolder())
-        assert isinstance(sample, Sample)
+        sample = encoded(saved(RGB, kind, exif=exif))
         assert (sample.height, sample.width) == (20, 30), kind
-    shrunk = encode(saved(RGB, "JPEG", exif=exif), 0, "", ImageFolder(resize_px=10))
-    assert isinstance(shrunk, Sample)
+    shrunk = encoded(saved(RGB, "JPEG", exif=exif), resize_px=10)
     assert (shrunk.height, shrunk.width) == (10, 15)
     assert not Image.open(io.BytesIO(shrunk.data)).getexif()
 
 
 def test_only_larger_images_are_shrunk() -> None:
-    cases: list[tuple[tuple[int, int], Literal["shorter", "longer"], int, tuple[int, int]]] = [
+    for size, side, px, stored in (
         ((30, 20), "shorter", 10, (15, 10)),
         ((20, 30), "longer", 10, (6, 10)),
         ((30, 20), "shorter", 20, (30, 20)),
@@ -121,11 +122,9 @@ def test_only_larger_images_are_shrunk() -> None:
         ((30, 20), "longer", 29, (29, 19)),
         ((300, 1), "longer", 10, (10, 1)),
         ((1, 1), "shorter", 1, (1, 1)),
-    ]
-    for size, side, px, stored in cases:
+    ):
         content = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
-        sample = encode(content, 0, "", ImageFolder(resize_px=px, resize_side=side))
-        assert isinstance(sample, Sample)
+        sample = encoded(content, resize_px=px, resize_side=side)
         assert (sample.width, sample.height) == stored
         assert pixels(sample).shape[:2] == stored[::-1]
         assert (sample.data == content) == (size == stored)
@@ -135,23 +134,17 @@ def test_shrinking_averages_and_quality_is_obeyed() -> None:
     stripes = np.zeros((400, 400, 3), np.uint8)
     stripes[:, ::2] = 255
     content = saved(Image.fromarray(stripes), "PNG")
-    grey = pixels(encode(content, 0, "", ImageFolder(resize_px=100))).astype(int)
+    grey = pixels(encoded(content, resize_px=100)).astype(int)
     # Antialiased: what is finer than a pixel turns grey, and does not show as coarser stripes.
     assert np.abs(grey[5:-5, 5:-5] - 127.5).max() < 4
     pixels_of_noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)
     noise = saved(Image.fromarray(pixels_of_noise), "PNG")
-    sizes = []
-    for quality in (30, 90):
-        sample = encode(noise, 0, "", ImageFolder(resize_px=60, jpeg_quality=quality))
-        assert isinstance(sample, Sample)
-        sizes.append(len(sample.data))
-    assert sizes[0] < sizes[1] / 2
+    rough, fine = (encoded(noise, resize_px=60, jpeg_quality=quality) for quality in (30, 90))
+    assert len(rough.data) < len(fine.data) / 2
 
 
 def test_shrinking_is_bicubic_and_keeps_colours_sharp() -> None:
-    content = saved(RGB, "PNG")
-    sample = encode(content, 0, "", ImageFolder(resize_px=13, jpeg_quality=100))
-    assert isinstance(sample, Sample)
+    sample = encoded(saved(RGB, "PNG"), resize_px=13, jpeg_quality=100)
     kinds = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
     bicubic, bilinear = (np.asarray(RGB.resize((19, 13), kind)).astype(int) for kind in kinds)
     # A JPEG of the best quality is off by a few levels, and by far more where its colours are not

@@ -27,6 +27,7 @@ from regbench.datasets.sources.imagefolder import ImageFolder
 from regbench.datasets.stored.beton import Beton, Sample
 from regbench.datasets.stored.encode import Unreadable, encode
 from regbench.datasets.stored.manifest import Manifest
+from tests.command import refusal
 from tests.command import run as command_line
 
 CLASSES = ("ant", "bee")
@@ -392,15 +393,11 @@ def test_a_name_is_the_same_in_either_form_of_unicode(tmp_path: Path) -> None:
     assert "40 images in" in run(root).stdout
     assert Manifest.load(root.parent / "data", "imagefolder").class_names == ["café", "thé"]
     shutil.copytree(root / "val", root / "train", dirs_exist_ok=True)
-    assert (
-        "4 class folders of train/ are one name in two forms of Unicode"
-        in run(root, "dataset.name=other").stderr
-    )
+    said = run(root, "dataset.name=other").stderr
+    assert "4 class folders of train/ are one name in two forms of Unicode" in said
 
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:
     for name in ("parquet", "voc07"):
         arguments = ("--source-dir", tmp_path, "--allow-empty", f"runtime.data_dir={tmp_path}")
-        result = command_line("prepare", name, *arguments)
-        assert result.exit_code == 2
-        assert "--allow-empty" in result.stderr
+        assert "--allow-empty" in refusal("prepare", name, *arguments)

@@ -145,13 +145,9 @@ def test_an_example_is_a_function_of_seed_split_number_epoch_and_view() -> None:
     split, some = world(), np.array([7, 3, 12])
     all_VN = observed(split, 5, 2, np.arange(20), [0, 1])
     assert torch.allclose(observed(split, 5, 2, some, [1])[0], all_VN[1, some])
-    others = [
-        observed(split, 6, 2, some, [1]),
-        observed(split, 5, 3, some, [1]),
-        observed(split, 5, 2, some, [0]),
-        observed(world("test"), 5, 2, some, [1]),
-        observed(world(world_seed=1), 5, 2, some, [1]),
-    ]
+    drawn = ((6, 2, some, [1]), (5, 3, some, [1]), (5, 2, some, [0]))
+    others = [observed(split, *each) for each in drawn]
+    others += [observed(each, 5, 2, some, [1]) for each in (world("test"), world(world_seed=1))]
     for other in others:
         assert not torch.allclose(other[0], all_VN[1, some], atol=0.1)
 

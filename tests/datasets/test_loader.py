@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from regbench.datasets.loading.views import list_views
 from regbench.datasets.sources.base import SOURCES
 from regbench.datasets.stored.beton import Beton
 from regbench.datasets.stored.prepare import prepare
-from tests.datasets.preparing import BACKENDS, FFCV, fashion_config, folder_config
+from tests.datasets.preparing import BACKENDS, NEEDS_FFCV, fashion_config, folder_config
 from tests.refusals import is_refused
 from tests.waiting import PATIENCE_S
 
@@ -62,10 +63,9 @@ def two_views(data_dir: Path) -> Open:
         augmentation: AugmentationConfig | None = None,
         **options: object,
     ) -> PretrainingLoader:
-        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "seed": 3}
-        settings["device"] = CPU
+        settings: Any = {"data_dir": data_dir, "batch_size": 5, "seed": 3, "device": CPU}
         arguments = (config or folder_config(), augmentation or AugmentationConfig())
-        return PretrainingLoader(*arguments, **(settings | options))  # type: ignore[arg-type]
+        return PretrainingLoader(*arguments, **(settings | options))
 
     return make
 
@@ -75,9 +75,9 @@ def evaluation(data_dir: Path) -> Evaluate:
     def make(
         split: str = "train", config: DatasetConfig | None = None, **options: object
     ) -> EvalLoader:
-        settings: dict[str, object] = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
-        settings["backend"] = "torchvision"
-        return EvalLoader(config or folder_config(), split, **(settings | options))  # type: ignore[arg-type]
+        settings: Any = {"data_dir": data_dir, "batch_size": 5, "device": CPU}
+        settings |= {"backend": "torchvision", **options}
+        return EvalLoader(config or folder_config(), split, **settings)
 
     return make
 
@@ -151,7 +151,7 @@ def test_crops_are_pillows_of_drawn_boxes(backend: str, data_dir: Path, two_view
             assert difference <= (1.01 if backend == "ffcv" else 0.01)
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_both_backends_have_the_same_area_filter(two_views: Open) -> None:
     augmentation = two(PLAIN, PLAIN, interpolation="area")
     for config in (fashion_config(), folder_config()):
@@ -206,15 +206,9 @@ def test_ranks_share_the_batches_of_one_process(world_size: int, two_views: Open
 
 
 def test_an_epoch_can_begin_in_its_middle(two_views: Open) -> None:
-    with (
-        two_views(backend="torchvision") as loader,
-        loader.epoch(1) as whole,
-        loader.epoch(1, first=3) as rest,
-    ):
-        expected = list(whole)[3:]
-        for (a, b), (c, d) in zip(rest, expected, strict=True):
-            assert torch.equal(a, c)
-            assert torch.equal(b, d)
+    with two_views(backend="torchvision") as loader, loader.epoch(1, first=3) as rest:
+        for views, expected in zip(rest, list(loader.epoch(1))[3:], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(views, expected, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -271,7 +265,7 @@ def test_leaving_early_leaves_nothing(backend: str, two_views: Open) -> None:
     loader.close()
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_two_loaders_at_once(two_views: Open) -> None:
     a, b = (two_views(fashion_config(), backend="ffcv", workers=2, seed=seed) for seed in (0, 1))
     with a, b, a.epoch(0) as first, b.epoch(0) as second:
@@ -381,7 +375,7 @@ def test_stl10_pretrains_on_the_unlabeled(tmp_path: Path, stl_source: Path) -> N
     assert PretrainingLoader(config, AugmentationConfig(), **options, labels=True).num_samples == 20
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_a_flaw_that_pillow_reads_past_is_read_past(tmp_path: Path) -> None:
     root = tmp_path / "source"
     for part in ("train", "val"):
@@ -454,10 +448,8 @@ def test_views_are_augmented_as_their_config_says(two_views: Open) -> None:
 def test_without_ffcv_the_other_backend_runs(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ffcv" else find(name)
-    )
+    util, find = importlib.util, importlib.util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "ffcv" else find(name))
     # As in a process that begins: the loader's modules are imported anew, and find neither FFCV nor
     # numba.
     package = sys.modules[draws.__name__.rpartition(".")[0]]
@@ -489,15 +481,13 @@ def test_two_views_of_one_crop_are_coloured_independently(two_views: Open) -> No
     assert ((torch.tensor(ratios) - 1).abs() > 0.02).float().mean() > 0.8
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_leaving_early_stops_the_work(two_views: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     crop_boxes = draws.crop_boxes
     monkeypatch.setattr(draws, "crop_boxes", lambda *args: calls.append(1) or crop_boxes(*args))  # type: ignore[func-returns-value]
-    with (
-        two_views(fashion_config(), backend="ffcv", batch_size=1) as loader,
-        loader.epoch(0) as epoch,
-    ):
+    loader = two_views(fashion_config(), backend="ffcv", batch_size=1)
+    with loader, loader.epoch(0) as epoch:
         next(epoch)
     # Of 100 batches with two views: the one taken and the few made ahead.
     assert len(calls) <= 2 * 10
@@ -526,7 +516,7 @@ class _Compiling:
         self._decode(*arguments)
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_it_waits_while_the_decoder_is_compiled(
     two_views: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,21 +528,16 @@ def test_it_waits_while_the_decoder_is_compiled(
         assert all(torch.equal(view, other) for view, other in zip(views, others, strict=True))
 
 
-@pytest.mark.skipif(not FFCV, reason="needs FFCV")
+@NEEDS_FFCV
 def test_the_decoder_is_compiled_before_an_epoch_is_timed(
     two_views: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from regbench.datasets.loading import ffcv_crops, kernels
 
-    decoded = []
-
-    def decode(*arguments: Any) -> None:
-        decoded.append(1)
-        kernels.decode(*arguments)
-
+    decode = mock.Mock(side_effect=kernels.decode)
     monkeypatch.setattr(ffcv_crops, "decode", decode)
     two_views(backend="ffcv")
-    assert len(decoded) == 1
+    assert decode.call_count == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

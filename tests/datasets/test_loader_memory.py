@@ -20,9 +20,8 @@ from regbench.datasets.stored.prepare import prepare
 from regbench.processes import Place, Processes
 
 BATCH, BATCHES = 32, 40  # of each rank
-CROPS = AugmentationConfig(
-    name="crops", views={"view1": UNCHANGED, "view2": UNCHANGED}, interpolation="area"
-)
+VIEWS = {"view1": UNCHANGED, "view2": UNCHANGED}
+CROPS = AugmentationConfig(name="crops", views=VIEWS, interpolation="area")
 
 
 def private_bytes() -> int:

@@ -14,24 +14,16 @@ from regbench.datasets.stored import progress
 from regbench.datasets.stored.beton import JPEG, Beton
 from regbench.datasets.stored.manifest import Manifest
 from regbench.datasets.stored.prepare import prepare
-from tests.datasets.preparing import (
-    fashion_config,
-    folder_config,
-    make_imagefolder,
-    refused,
-    stored,
-)
+from tests.datasets import preparing
+from tests.datasets.preparing import fashion_config, folder_config, make_imagefolder, refused
 from tests.refusals import is_refused
 
 
 def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -> None:
     manifest = Manifest.load(data_dir, "insects")
     assert manifest.class_names == ["ant", "bee", "cat"]
-    expected = {
-        "train": ("train", range(8)),
-        "tuning": ("train", range(9, 13)),
-        "test": ("val", range(3)),
-    }
+    expected = {"train": ("train", range(8)), "test": ("val", range(3))}
+    expected["tuning"] = ("train", range(9, 13))
     assert set(manifest.splits) == set(expected)
     for split, (part, numbers) in expected.items():
         files = []
@@ -39,7 +31,8 @@ def test_imagefolder_splits_as_published(data_dir: Path, insects_source: Path) -
             files += [insects_source / part / name / f"{name}_{i:03d}.jpg" for i in numbers]
         labels = [manifest.class_names.index(file.parent.name) for file in files]
         contents = [file.read_bytes() for file in files]
-        assert stored(data_dir, "insects", split) == list(zip(labels, contents, strict=True))
+        stored = preparing.stored(data_dir, "insects", split)
+        assert stored == list(zip(labels, contents, strict=True))
         assert (Beton(data_dir / "insects" / f"{split}.beton").modes == JPEG).all()
 
 

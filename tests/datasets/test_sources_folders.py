@@ -108,11 +108,9 @@ def test_a_flat_val_is_read_with_the_published_labels(kind: str, tmp_path: Path)
 def test_in20_is_cut_from_the_published_folder(devkit_source: Path) -> None:
     contents = opened(config_of("in20", train_per_class=2, tuning_per_class=1), devkit_source)
     for split, numbers in (("train", (0, 1)), ("tuning", (3,))):
-        expected = [
-            (label, f"train/{wnid}/{wnid}_{i}.JPEG")
-            for label, wnid in enumerate(WNIDS)
-            for i in numbers
-        ]
+        expected = []
+        for label, wnid in enumerate(WNIDS):
+            expected += [(label, f"train/{wnid}/{wnid}_{i}.JPEG") for i in numbers]
         assert images(contents, split) == expected
     # The preset asks for 260 and 260, and one between them.
     reason = "n01440764 has 4 images; train_per_class and tuning_per_class need 521; n01443537 has "
@@ -160,15 +158,10 @@ def test_all_that_is_wrong_with_imagenet_is_listed(tmp_path: Path, devkit_source
 def test_labels_that_are_missing_or_damaged_are_refused(tmp_path: Path) -> None:
     kaggle_source, config = source_of("kaggle", tmp_path), config_of("in100")
     labels = kaggle_source / "LOC_val_solution.csv"
-    for content in (
-        "ImageId,PredictionString\na\n",
-        "ImageId,Solution\na,b\n",
-        "ImageId,PredictionString\na,\n",
-    ):
-        labels.write_text(content)
+    head = b"ImageId,PredictionString\n"
+    for content in (head + b"a\n", b"ImageId,Solution\na,b\n", head + b"a,\n", b"\xff\xfe\x00"):
+        labels.write_bytes(content)
         refused(config, kaggle_source, "LOC_val_solution.csv cannot be read (")
-    labels.write_bytes(b"\xff\xfe\x00")
-    refused(config, kaggle_source, "LOC_val_solution.csv cannot be read (")
     labels.unlink()
     refused(config, kaggle_source, "val/ has no class folders, and")
 

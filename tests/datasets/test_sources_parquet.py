@@ -16,7 +16,7 @@ from PIL import Image
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.stored.prepare import prepare
-from tests.command import run
+from tests.command import done
 from tests.datasets.preparing import folder_config, opened, refused, saved, stored
 from tests.refusals import is_refused
 
@@ -220,8 +220,7 @@ def test_refusals_of_rows(tmp_path: Path, source: Path) -> None:
 
 def test_what_fits_the_images_is_chosen(source: Path, tmp_path: Path) -> None:
     settings = ["dataset.name=insects", f"runtime.data_dir={tmp_path / 'data'}"]
-    result = run("prepare", "parquet", "--source-dir", source, *settings)
-    assert result.exit_code == 0, result.output
+    done("prepare", "parquet", "--source-dir", source, *settings)
     cell, _ = load_run(["dataset=parquet", *settings])
     assert (cell.dataset.num_classes, cell.dataset.image_size, cell.dataset.channels) == (3, 10, 3)
     found = (cell.augmentation.name, cell.network.architecture, cell.batch_size)

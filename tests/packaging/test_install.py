@@ -54,9 +54,7 @@ def run(command: Sequence[str | Path], cwd: Path) -> str:
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV"))}
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -88,10 +86,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for name in ("src", "results", *ROOMS):  # tracks/ has links to bundles
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
-    code = (
-        "import sys, setuptools.build_meta as backend; print('built', "
-        "backend.build_{}(sys.argv[1]))"
-    )
+    code = "import sys, setuptools.build_meta as b; print('built', b.build_{}(sys.argv[1]))"
     output = run([sys.executable, "-c", code.format("sdist"), folder], tree)
     sdist = folder / output.split()[-1]
     (folder / "unpacked").mkdir()

@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.there import there
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,13 +44,9 @@ class Machine:
         self.command("python3", f"case $2 in {cases} esac", logged=False)
 
     def run(self, ffcv: str = "1") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [ROOT / ".ci" / "system-packages", "python3", ffcv],
-            env={"PATH": str(self.folder)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        command: list[str | Path] = [ROOT / ".ci" / "system-packages", "python3", ffcv]
+        how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        return subprocess.run(command, env={"PATH": str(self.folder)}, **how)
 
 
 @pytest.fixture
@@ -57,16 +56,13 @@ def machine(tmp_path: Path) -> Machine:
     machine.python(BARE)
     machine.command("id", "echo 0", logged=False)
     machine.command("apt-get")
-    env = shutil.which("env")
-    assert env is not None
-    (tmp_path / "env").symlink_to(env)
+    (tmp_path / "env").symlink_to(there(shutil.which("env")))
     return machine
 
 
 def test_root_installs_what_is_missing(machine: Machine) -> None:
     done = machine.run()
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     update, install = machine.log[:2]
     assert update.split()[-1] == "update"
     packages = install.partition("--no-install-recommends ")[2].split()
@@ -94,8 +90,7 @@ def test_user_without_rights_gets_the_command_in_one_line(machine: Machine, sudo
     if sudo != "absent":
         machine.command("sudo", "exit 1", logged=False)
     done = machine.run()
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert "apt-get install -y python3.12-venv python3.12-dev g++" in line and "FFCV=0" in line
     assert machine.log == []
@@ -163,19 +158,14 @@ def test_uv_gets_what_pip_is_configured_with(machine: Machine) -> None:
     (machine.folder / "pip.conf").write_text("[global]\nfind-links = /of/the/file\ntimeout = 60\n")
     configured = {"PIP_CONFIG_FILE": f"{machine.folder}/pip.conf", "PIP_FIND_LINKS": "/one /two"}
     configured |= {"PIP_INDEX_URL": "file:///first", "PIP_EXTRA_INDEX_URL": "file:///second"}
-    done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "install.py", "-q", "-e", "."],
-        env={"PATH": str(machine.folder), **configured},
-        capture_output=True,
-        text=True,
-    )
+    configured["PATH"] = str(machine.folder)
+    command = [sys.executable, f"{ROOT}/.ci/install.py", "-q", "-e", "."]
+    done = subprocess.run(command, env=configured, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
     (line,) = machine.log
     assert line.startswith(f"uv pip install --python {sys.executable} ")
-    assert (
-        " --default-index file:///first --extra-index-url file:///second --find-links /one "
-        "--find-links /two " in line
-    )
+    indices = "--default-index file:///first --extra-index-url file:///second"
+    assert f" {indices} --find-links /one --find-links /two " in line
     assert line.endswith(" -q -e .")
 
 

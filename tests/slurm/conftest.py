@@ -31,10 +31,8 @@ def slurm_cluster() -> Iterator[Testbed]:
     small = directory / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
-    mounted = (
-        os.geteuid() == 0
-        and subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    )
+    is_root = os.geteuid() == 0
+    mounted = is_root and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
         with Testbed(directory) as cluster:
             yield cluster

@@ -154,17 +154,14 @@ class Standin:
 
     def tasks(self) -> dict[str, dict[str, Any]]:
         """All that were ever submitted, by Slurm's name of them."""
-        paths = sorted(
-            (self.folder / "tasks").glob("*.json"), key=lambda path: path.stat().st_mtime_ns
-        )
+        found = (self.folder / "tasks").glob("*.json")
+        paths = sorted(found, key=lambda path: path.stat().st_mtime_ns)
         return {task["name"]: task for task in (json.loads(path.read_text()) for path in paths)}
 
     def queued(self) -> list[str]:
         """The names of those that have not ended, in the order of their ids."""
-        found = [
-            task for task in self.tasks().values() if task["state"] not in ("ENDED", "PREEMPTED")
-        ]
-        return [task["name"] for task in sorted(found, key=lambda task: int(task["raw"]))]
+        tasks = sorted(self.tasks().values(), key=lambda task: int(task["raw"]))
+        return [task["name"] for task in tasks if task["state"] not in ("ENDED", "PREEMPTED")]
 
     def change(self, name: str, **more: Any) -> None:
         """Changes what the controller knows of a task."""

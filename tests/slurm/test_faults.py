@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,16 +85,8 @@ class Storm:
 
     def preempt(self, status: CellStatus) -> None:
         node = owner(status)["hostname"]
-        script = "#!/bin/sh\nsleep 1\n"
         where = ["--partition=high", f"--nodelist={node}", "--cpus-per-task=8"]
-        subprocess.run(
-            ["sbatch", *where, "--output=/dev/null"],
-            input=script,
-            text=True,
-            check=True,
-            capture_output=True,
-            env={**os.environ, **self.slurm.env()},
-        )
+        self.slurm.command("sbatch", *where, "--output=/dev/null", "--wrap=sleep 1")
         self._away(status, node)
 
     def lose_sight_of_node(self, status: CellStatus) -> None:
@@ -118,9 +109,8 @@ class Storm:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 if (path / "ns" / "uts").readlink() == place:
-                    (
-                        watchers if "slurmstepd" in (path / "cmdline").read_text() else watched
-                    ).append(int(path.name))
+                    is_watcher = "slurmstepd" in (path / "cmdline").read_text()
+                    (watchers if is_watcher else watched).append(int(path.name))
         # A node that is lost reports nothing: those that would say how a job ended go first.
         for pid in watchers + watched:
             with contextlib.suppress(ProcessLookupError):
@@ -136,9 +126,8 @@ class Storm:
     def restart_controller(self, status: CellStatus) -> None:
         self.slurm.kill("slurmctld", signal.SIGTERM)
         # The truth comes from the run directories meanwhile.
-        assert status.cell_id in {
-            s.cell_id for s in self.cluster.statuses() if s.state in ("running", "done")
-        }
+        found = {each.cell_id: each.state for each in self.cluster.statuses()}
+        assert found[status.cell_id] in ("running", "done")
         self.slurm.up("slurmctld")
         self.lives.pop(7)  # the job may have noticed nothing
 
@@ -176,12 +165,8 @@ class Storm:
         own = re.search(rf"JobId={job}\((\d+)\)", log)  # the number of a task of an array
         # Slurm may name the whole array, whose tasks it gives up together.
         either = "|".join([job, job.partition("_")[0], *([own[1]] if own else [])])
-        return (
-            re.search(
-                rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b", log
-            )
-            is not None
-        )
+        given_up = rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b"
+        return re.search(given_up, log) is not None
 
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
@@ -211,19 +196,13 @@ class Storm:
                 # one node has to be left, and nothing that Slurm is told reaches one that is away
                 continue
             begun = len(read_attempts(status.directory))
-            if (
-                number in self.pending
-                and 3 <= status.epochs_done < self.cluster.epochs - 10
-                and is_training(status)
-            ):
+            is_due = number in self.pending and 3 <= status.epochs_done < self.cluster.epochs - 10
+            if is_due and is_training(status):
                 self.lives[number] = begun
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
-            if (
-                number not in self.pending
-                and status.state == "running"
-                and begun > self.lives.get(number, 0)
-            ):
+            begins_again = status.state == "running" and begun > self.lives.get(number, 0)
+            if number not in self.pending and begins_again:
                 self.cluster.hurry(status.job)
         return all(status.state in FINISHED for status in found) and self.lost is None
 
@@ -235,13 +214,10 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         12: "cluster.time_minutes=3 cluster.notice_s=40",
         **dict.fromkeys((13, 14), "cluster.nodes=2"),
     }
-    cluster.write(
-        *(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in range(15))
-    )
-    cells = [
-        load_run([*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(number)])
-        for number in range(15)
-    ]
+    numbers = range(15)
+    cluster.write(*(f"method=vicreg {setting(each)} {more.get(each, '')}" for each in numbers))
+    common = [*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg"]
+    cells = [load_run([*common, setting(number)]) for number in numbers]
     directories = [cluster.sweep / cell.id for cell, _ in cells]
     cluster.sweep.mkdir(parents=True)
     (small / "run").mkdir()
@@ -258,9 +234,7 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
     end_s = time.monotonic() + 1800
     ended = False
     while not ended:
-        assert time.monotonic() < end_s, (
-            "\n".join(map(str, cluster.statuses())) + cluster.slurm.logs()
-        )
+        assert time.monotonic() < end_s, f"{cluster.statuses()}\n{cluster.slurm.logs()}"
         ended = storm.look()
         for directory in directories:
             _check_writers(directory, seen.setdefault(directory, set()))
@@ -278,10 +252,8 @@ def test_a_sweep_through_a_storm(cluster: Cluster, small: Path) -> None:
         # the evaluations of what two processes trained are a job of one
         jobs = 1 if number < 13 else 2
         came_out(directories[number], undisturbed, jobs)
-        assert (
-            sum(attempt["ended"] == "done" and not _found_all_done(attempt) for attempt in attempts)
-            == jobs
-        )
+        done = [attempt for attempt in attempts if attempt["ended"] == "done"]
+        assert sum(not _found_all_done(attempt) for attempt in done) == jobs
         assert len(attempts) >= 2 or number in (7, 11), (number, attempts)
     ends = {attempt["ended"] for directory in directories for attempt in read_attempts(directory)}
     assert ends >= {"done", "interrupted", "failed", None}  # None: killed
@@ -314,16 +286,10 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
 
     def make_room(life: int) -> None:
         def train() -> bool:
-            found = [
-                status
-                for status in cluster.statuses()
-                if len(read_attempts(status.directory)) == life
-            ]
-            return (
-                len(found) == 2
-                and all(status.epochs_done for status in found)
-                and all(map(is_training, found))
-            )
+            found = cluster.statuses()
+            begun = [len(read_attempts(status.directory)) for status in found]
+            trained = all(status.epochs_done for status in found)
+            return begun == [life, life] and trained and all(map(is_training, found))
 
         wait_for(train, "both to train", 300)
         commands("sbatch", *urgent, "--wrap=sleep 1")
@@ -342,19 +308,15 @@ def test_cells_that_are_cancelled_to_make_room_for_others_go_on(cluster: Cluster
         waits = cluster.begin("sweep", "own.yaml", *OPTIONS, unsignalled, "--wait")
         with waits:
             make_room(2)
-            wait_for(
-                lambda: len(list((cluster.sweep / "jobs").glob("*.json"))) == 4,
-                "both to be submitted again",
-                300,
-            )
+            jobs = cluster.sweep / "jobs"
+            wait_for(lambda: len(list(jobs.glob("*.json"))) == 4, "both submitted again", 300)
             for status in cluster.statuses():
                 cluster.hurry(status.job)
             assert waits.wait(PATIENCE_S) == 0, cluster.statuses()
     finally:
         commands("scontrol", "update", "PartitionName=main", "PreemptMode=REQUEUE", "GraceTime=20")
-    cell, runtime = load_run(
-        [*cluster.tiny, f"epochs={cluster.epochs}", "method=vicreg", setting(0)]
-    )
+    first_cell = [f"epochs={cluster.epochs}", "method=vicreg", setting(0)]
+    cell, runtime = load_run([*cluster.tiny, *first_cell])
     undisturbed = there(run_cell(cell, runtime, "undisturbed"))
     for status in cluster.statuses():
         came_out(status.directory, undisturbed, 1)

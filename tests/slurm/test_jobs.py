@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -64,18 +65,16 @@ class User:
     def call(self, *words: str) -> Result:
         return CliRunner().invoke(main, words, env={"REGBENCH_RUNS_DIR": str(self.sweep.parent)})
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, code: int = 0) -> str:
         result = self.call(*words)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == code, result.output
         return result.output
 
     def call_sweep(self, *options: str) -> Result:
         return self.call("sweep", str(self.folder / "own.yaml"), *OPTIONS, *options)
 
-    def submit(self, *options: str) -> str:
-        result = self.call_sweep(*options)
-        assert result.exit_code == 0, result.output
-        return result.output
+    def submit(self, *options: str, code: int = 0) -> str:
+        return self.run("sweep", str(self.folder / "own.yaml"), *OPTIONS, *options, code=code)
 
     def submitted(self, *cells: str) -> None:
         """A sweep in the queue."""
@@ -83,9 +82,7 @@ class User:
         self.submit()
 
     def refused(self, *words: str) -> str:
-        result = self.call(*words)
-        assert result.exit_code == 2, result.output
-        return result.output
+        return self.run(*words, code=2)
 
     def statuses(self) -> list[CellStatus]:
         return manage.statuses(self.sweep)
@@ -113,9 +110,8 @@ def test_what_is_submitted(user: User) -> None:
     options |= {"modules": "[cuda/13]", "setup": "[umask 7]"}
     output = user.submit(*(f"cluster.{name}={value}" for name, value in options.items()))
     assert "submitted 4 cells as 1, 4, 7, 8" in output
-    array, evaluations, single, last = (
-        user.slurm.tasks()[name] for name in ("1_0", "4_0", "7", "8")
-    )
+    tasks = user.slurm.tasks()
+    array, evaluations, single, last = (tasks[name] for name in ("1_0", "4_0", "7", "8"))
     wanted = (
         "array=0-2%2 partition=gpu time=70 signal=USR2@33 nodes=1 ntasks-per-node=2 "
         "cpus-per-task=3 gpus-per-node=2 account=who qos=high constraint=a100 nice=5 "
@@ -209,7 +205,7 @@ def test_of_cells_that_a_limit_keeps_out_those_that_fit_are_submitted(
     assert f"submitted {counted(count, 'cell')} as {arrays};" in user.submit()
     assert user.slurm.queued() == queued
     assert not list((user.sweep / "jobs").glob("*.intent"))
-    assert "job submit limit" in user.refused("sweep", str(user.folder / "own.yaml"), *OPTIONS)
+    assert "job submit limit" in user.submit(code=2)
     (user.slurm.folder / "limit").unlink()
     assert f"submitted {counted(6 - count, 'cell')} as" in user.submit()
     assert all("_submitted" in path.name for path in user.sweep.glob("jobs/logs/*.pkl"))
@@ -223,9 +219,8 @@ def test_waiting_ends_when_no_cell_waits_or_runs_any_more(
     states = iter(("RUNNING", "ENDED"))
     sleep = SimpleNamespace(sleep=lambda _: user.slurm.change("1", state=next(states)))
     monkeypatch.setattr(manage, "time", sleep)  # not subprocess's
-    waited = user.call(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait")
-    assert waited.exit_code == 1
-    assert "1 of 1 cell not finished: VICReg seed 0 lost" in waited.output
+    waited = user.run(command, str(user.folder / "own.yaml"), *OPTIONS, "--wait", code=1)
+    assert "1 of 1 cell not finished: VICReg seed 0 lost" in waited
 
 
 @pytest.mark.parametrize("remembers", ["squeue", "sacct"])
@@ -244,9 +239,8 @@ def test_what_is_cancelled_to_make_room_for_others_is_submitted_again(
     for name in ("1_0", "1_1", "4"):
         user.slurm.change(name, state="PREEMPTED", forgotten=remembers == "sacct")
     if remembers == "sacct":
-        (user.slurm.folder / "accounts").write_text(
-            "1_0|PREEMPTED\n1_1|PREEMPTED\n4|PREEMPTED\n5|CANCELLED\n"
-        )
+        accounts = "1_0|PREEMPTED\n1_1|PREEMPTED\n4|PREEMPTED\n5|CANCELLED\n"
+        (user.slurm.folder / "accounts").write_text(accounts)
     assert user.states() == ["preempted", "preempted", "failed", "preempted"]
     assert "job 1_0 was cancelled to make room for others" in user.run("status", "own")
     assert "seed 0: was preempted" in user.run("retry", "own", user.cells()[0])
@@ -270,8 +264,7 @@ def test_waiting_submits_again_what_is_cancelled_to_make_room_for_others(
 
     monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=sleep))
     with caplog.at_level("INFO", "regbench"):
-        waited = user.call_sweep("--wait")
-    assert (waited.exit_code, "VICReg seed 0 lost" in waited.output) == (1, True)
+        assert "VICReg seed 0 lost" in user.submit("--wait", code=1)
     assert "was preempted; submitted 1 cell as 2" in caplog.text
 
 
@@ -311,10 +304,7 @@ def test_each_array_is_named_once_to_be_cancelled(user: User) -> None:
 def test_jobs_find_relative_folders(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
     monkeypatch.chdir(user.folder)
-    (data_dir,) = (
-        word.partition("=")[2] for word in user.tiny if word.startswith("runtime.data_dir=")
-    )
-    Path("data").symlink_to(data_dir)
+    Path("data").symlink_to(load_run(user.tiny)[1].data_dir)
     user.run("sweep", "own.yaml", *OPTIONS, "runtime.runs_dir='my runs'", "runtime.data_dir=data")
     (task,) = user.slurm.tasks().values()
     assert task["asked"]["job-name"].startswith("regbench-own-")
@@ -402,7 +392,7 @@ def test_evaluations_after_a_training_without_gpus_ask_for_none(user: User) -> N
 def test_refusals(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write("method=vicreg")
     again = ("sweep", str(user.folder / "own.yaml"), *OPTIONS)
-    refused = user.refused(*again, "cluster.partition=none", "seed=2")
+    refused = user.submit("cluster.partition=none", "seed=2", code=2)
     assert "Slurm refuses the jobs" in refused
     assert "invalid partition specified: none" in refused
     user.submit()
@@ -433,8 +423,7 @@ def test_jobs_that_slurms_other_commands_would_not_find_are_refused(
 ) -> None:
     user.write("method=vicreg")
     for key in ("clusters", "M", "job-name"):
-        refused = user.call_sweep(f"cluster.extra={{{key}: b}}")
-        assert (refused.exit_code, "cluster.extra" in refused.output) == (2, True)
+        assert "cluster.extra" in user.submit(f"cluster.extra={{{key}: b}}", code=2)
     monkeypatch.setenv("SBATCH_CLUSTERS", "b")
     assert "export SLURM_CLUSTERS" in user.call_sweep().output
     assert not user.slurm.tasks()
@@ -459,11 +448,8 @@ def test_a_command_within_a_job_hands_nothing_of_it_on(
 def test_folders_whose_names_slurm_would_change_are_refused(user: User) -> None:
     user.write("method=vicreg")
     for name in ("50%j", "back\\slash"):
-        runs = f"runtime.runs_dir='{user.folder / name}'"
-        refused = user.call_sweep(runs)
-        assert refused.exit_code == 2, refused.output
-        assert name in refused.output
-        assert "choose another folder" in refused.output
+        refused = user.submit(f"runtime.runs_dir='{user.folder / name}'", code=2)
+        assert name in refused and "choose another folder" in refused
     assert not user.slurm.tasks()
 
 
@@ -502,16 +488,12 @@ def test_two_submissions_at_a_time_submit_each_cell_once(
     ],
 )
 def test_a_submission_that_was_killed_is_found_again(
-    command: str, says: str, state: str, user: User, monkeypatch: pytest.MonkeyPatch
+    command: str, says: str, state: str, user: User
 ) -> None:
     user.write("method=vicreg seed=0,1")
 
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("regbench.slurm.submit.note_submitted", killed)
-        assert user.call_sweep().exit_code == 130
+    with mock.patch("regbench.slurm.submit.note_submitted", side_effect=KeyboardInterrupt):
+        user.submit(code=130)
     assert user.slurm.queued() == ["1_0", "1_1"]
     assert user.states() == ["pending", "pending"]
     assert says in (user.submit() if command == "sweep" else user.run(command, "own"))
@@ -527,7 +509,7 @@ def test_a_job_that_does_not_know_what_to_do_makes_way(user: User, given: Sequen
     """
     user.write("method=vicreg seed=0,1")
     (user.slurm.folder / "late").touch()
-    assert user.call_sweep().exit_code == 2
+    user.submit(code=2)
     assert user.slurm.queued() == ["1_0", "1_1"]
     for name in given:
         (user.sweep / "jobs" / "logs" / f"{name}_submitted.pkl").touch()
@@ -576,9 +558,7 @@ def test_held_jobs_are_released_and_those_of_finished_cells_cancelled(user: User
     assert user.slurm.tasks()["1_0"]["reason"] == "Priority"
 
 
-def test_a_job_that_an_administrator_holds_keeps_no_other_from_being_tried_again(
-    user: User,
-) -> None:
+def test_a_job_that_an_administrator_holds_keeps_no_other_from_another_try(user: User) -> None:
     user.submitted("method=vicreg seed=0,1")
     user.slurm.change("1_0", reason="JobHeldAdmin")
     user.slurm.lose("1_1")
@@ -642,9 +622,8 @@ def process(
     monkeypatch.setattr("regbench.slurm.job._log_to_file", lambda: None)
     handler = signal.getsignal(signal.SIGCONT)
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(
-        "regbench.benchmark.run.run_cell", lambda *arguments: seen.append(dict(os.environ))
-    )
+    run_cell = "regbench.benchmark.run.run_cell"
+    monkeypatch.setattr(run_cell, lambda *_: seen.append(dict(os.environ)))
     cell, runtime = load_run([*tiny, "method=vicreg"])
 
     def begin(stages: Sequence[str] = STAGES, **variables: str) -> dict[str, str]:
@@ -665,9 +644,8 @@ def test_the_processes_of_a_job_know_each_other(process: Process, tmp_path: Path
     That all began is for the first of them to say.
     """
     (tmp_path / "7_missed").touch()
-    first = process(
-        JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", NNODES="2", JOB_NODELIST="node[1-2]"
-    )
+    nodes = {"NNODES": "2", "JOB_NODELIST": "node[1-2]"}
+    first = process(JOB_ID="7", PROCID="5", LOCALID="1", NTASKS="8", **nodes)
     assert [first[name] for name in RANKS[:-1]] == ["5", "8", "1", "4", "node1"]
     assert (tmp_path / "7_missed").exists()
     second = process(RESTART_COUNT="1")
@@ -732,30 +710,27 @@ esac
 """
 
 
-@pytest.mark.parametrize(
-    ("begun", "error", "code", "restarts", "state", "requeued"),
-    [
-        (True, False, 137, 0, "RUNNING", True),
-        (True, False, 137, 19, "RUNNING", True),
-        (True, False, 137, 20, "RUNNING", False),  # by nodes that were lost, say
-        (True, False, 137, 0, "CANCELLED", False),
-        (True, False, 1, 0, "RUNNING", False),
-        (True, False, 0, 0, "RUNNING", False),
-        (True, True, 137, 0, "RUNNING", False),
-        (True, None, 137, 1, "RUNNING", True),  # the error is of an earlier life
-        (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
-        (False, False, 2, 1, "RUNNING", False),  # nor the second time
-    ],
-)
+# Whether a life of a job began, had an error, its exit code, its number, what Slurm says of it, and
+# whether it is queued again.
+ENDS = [
+    (True, False, 137, 0, "RUNNING", True),
+    (True, False, 137, 19, "RUNNING", True),
+    (True, False, 137, 20, "RUNNING", False),  # by nodes that were lost, say
+    (True, False, 137, 0, "CANCELLED", False),
+    (True, False, 1, 0, "RUNNING", False),
+    (True, False, 0, 0, "RUNNING", False),
+    (True, True, 137, 0, "RUNNING", False),
+    (True, None, 137, 1, "RUNNING", True),  # the error is of an earlier life
+    (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
+    (False, False, 2, 1, "RUNNING", False),  # nor the second time
+]
+
+
+@pytest.mark.parametrize("life", ENDS)
 def test_the_batch_script_queues_a_killed_job_again_and_no_other(
-    begun: bool,
-    error: bool | None,
-    code: int,
-    restarts: int,
-    state: str,
-    requeued: bool,
-    user: User,
+    life: tuple[bool, bool | None, int, int, str, bool], user: User
 ) -> None:
+    begun, error, code, restarts, state, requeued = life
     user.submitted("method=vicreg")
     script = user.slurm.tasks()["1"]["script"]
     note = user.sweep / "jobs" / "logs" / "1"
@@ -768,11 +743,8 @@ def test_the_batch_script_queues_a_killed_job_again_and_no_other(
         (user.folder / name).write_text(f"#!/bin/sh\n{text}")
         (user.folder / name).chmod(0o755)
     (user.folder / "state").write_text(state)
-    environment = {
-        "PATH": f"{user.folder}{os.pathsep}{os.environ['PATH']}",
-        "SLURM_JOB_ID": "1",
-        "SLURM_RESTART_COUNT": str(restarts),
-    }
+    environment = {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": str(restarts)}
+    environment["PATH"] = f"{user.folder}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["bash", script], cwd=user.folder, env=environment, check=False)
     assert done.returncode == code
     assert ((user.folder / "state").read_text() == "PENDING\n") == requeued
@@ -832,9 +804,9 @@ def test_only_a_job_whose_time_is_up_goes_into_the_queue_again(
     slept_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=slept_s.append)
     monkeypatch.setattr("regbench.slurm.job.time", clock)
-    monkeypatch.setattr(
-        "regbench.benchmark.run.run_cell", lambda *_: signal.raise_signal(signal.Signals[number])
-    )
+    told_by = signal.Signals[number]
+    run_cell = "regbench.benchmark.run.run_cell"
+    monkeypatch.setattr(run_cell, lambda *_: signal.raise_signal(told_by))
     with pytest.raises(SystemExit, match="143"):
         process(JOB_ID="2", ARRAY_JOB_ID="1", ARRAY_TASK_ID="1", PROCID=rank, NTASKS="1")
     assert [task["told"] for task in user.slurm.tasks().values()] == ["", told]
@@ -925,8 +897,7 @@ def test_a_life_that_lost_its_run_to_the_next_leaves_no_error(lives: Lives, tmp_
 
     def taken_over(_: State, __: str, **___: Any) -> None:
         lives.patch.setenv("SLURM_RESTART_COUNT", "1")
-        attempt = there(claim(lives.directory, 60.0))
-        attempt.end("interrupted")
+        there(claim(lives.directory, 60.0)).end("interrupted")
 
     with lives.patch.context() as patch, pytest.raises(LeaseLost):
         patch.setattr(State, "save", taken_over)

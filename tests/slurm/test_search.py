@@ -10,6 +10,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,14 +42,9 @@ def test_a_search_that_is_killed_chooses_what_an_undisturbed_one_chooses(
     print(f"killed after {moments} of the cells")  # shown if the test fails
     for moment in moments:
         with (tmp_path / "said").open("ab") as said:
-            tuning = subprocess.Popen(
-                [program, *ON_SLURM],
-                cwd=tmp_path,
-                env=user.environment,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+            how: Any = {"stdout": said, "stderr": said, "start_new_session": True}
+            how |= {"cwd": tmp_path, "env": user.environment}
+            tuning = subprocess.Popen([program, *ON_SLURM], **how)
         try:
             wait_for(partial(_is_due, tuning, user.sweep, moment), f"{moment} cells", seconds=300)
             time.sleep(2 * random.random())

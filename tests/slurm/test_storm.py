@@ -72,9 +72,8 @@ class Storm:
                     pair[0] = "fail"
                 if pair[0] == "stop":  # the cell's end, as another process trains it at full speed
                     pair = ["kill", "stop"]
-                self.due[number] = list(
-                    zip(sorted(self.random.sample(range(1, EPOCHS // 3), 2)), pair, strict=True)
-                )
+                epochs = sorted(self.random.sample(range(1, EPOCHS // 3), 2))
+                self.due[number] = list(zip(epochs, pair, strict=True))
         self.expected[CRAMPED] = "No space left on device", self.cluster.enlarge_disk
 
     # -------------------------------------------------------------- faults
@@ -126,10 +125,8 @@ class Storm:
     def fail(self, status: CellStatus) -> None:
         """An error on the second of two processes."""
         self.cluster.fail(status.job, 1)
-        self.expected[self.numbers[status.cell_id]] = (
-            "ValueError: a made-up error",
-            lambda status: None,
-        )
+        error = "ValueError: a made-up error"
+        self.expected[self.numbers[status.cell_id]] = error, lambda status: None
 
     def stop(self, status: CellStatus) -> None:
         """A process sleeps for longer than its lease.
@@ -163,18 +160,14 @@ class Storm:
     def _processes(self, status: CellStatus) -> list[int]:
         """Those of its job, by rank."""
         array, _, task = status.job.partition("_")
-        job = (
-            [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"]
-            if task
-            else [f"SLURM_JOB_ID={array}"]
-        )
+        of_task = {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={task}"}
+        job = of_task if task else {f"SLURM_JOB_ID={array}"}
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
                 environment = (path / "environ").read_bytes().decode().split("\0")
-                if {*job} <= {*environment} and b"submitit.core._submit" in (
-                    path / "cmdline"
-                ).read_bytes():
+                is_ours = b"submitit.core._submit" in (path / "cmdline").read_bytes()
+                if is_ours and job <= {*environment}:
                     (rank,) = (entry for entry in environment if entry.startswith("SLURM_PROCID="))
                     found[int(rank.partition("=")[2])] = int(path.name)
         return [found[rank] for rank in sorted(found)]
@@ -210,27 +203,20 @@ class Storm:
                     self.cluster.submit()
             elif status.state == "running" and due and status.epochs_done >= due[0][0]:
                 kind = due[0][1]
-                if (
-                    self._processes(status)
-                    and number not in self.expected
-                    and (kind != "submit_twice" or may_submit)
-                ):
+                may_come = number not in self.expected and (kind != "submit_twice" or may_submit)
+                if may_come and self._processes(status):
                     due.pop(0)
                     self.applied.append(f"{number} {kind}")
                     getattr(self, kind)(status)
                     return False  # the states may be others now
-            elif (
-                status.state == "running" and not due and status.job and number not in self.expected
-            ):
+            elif status.state == "running" and status.job and not (due or number in self.expected):
                 self.cluster.hurry(status.job)
         return all(status.state in FINISHED for status in found)
 
 
 def content(directory: Path) -> dict[str, str]:
     """The files of a run but for those that say who was at work, and what a killed writer left."""
-    files = [
-        path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")
-    ]
+    files = [path for path in directory.glob("[!.]*") if path.is_file()]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -241,9 +227,7 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     stages = "cluster.stages={pretrain:{},tune:{},final:{}}"
     more = {**dict.fromkeys(STAGED, stages), **dict.fromkeys(PAIRED, "cluster.nodes=2")}
     numbers = range(CRAMPED + 1)
-    cluster.write(
-        *(f"method=vicreg {setting(number)} {more.get(number, '')}" for number in numbers)
-    )
+    cluster.write(*(f"method=vicreg {setting(each)} {more.get(each, '')}" for each in numbers))
     settings = [*cluster.tiny, f"epochs={EPOCHS}", "method=vicreg"]
     cells = [load_run([*settings, setting(number)]) for number in numbers]
     directories = [cluster.sweep / cell.id for cell, _ in cells]
@@ -259,9 +243,7 @@ def test_a_sweep_through_a_random_storm(cluster: Cluster, small: Path, seed: int
     ended = False
     try:
         while not ended:
-            assert time.monotonic() < end_s, "\n".join(
-                map(str, (*cluster.statuses(), *storm.applied))
-            )
+            assert time.monotonic() < end_s, f"{cluster.statuses()}\n{storm.applied}"
             ended = storm.look()
             for directory in directories:
                 if (directory / "record.json").exists() and directory not in finished:

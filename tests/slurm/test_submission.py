@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,8 @@ def test_a_sweep_from_submission_to_report(user: User) -> None:
 
 
 def test_a_tuning_chooses_and_tests_what_it_chose(user: User) -> None:
-    user.write(
-        "method=vicreg method.alignment_weight=10,20", "method=simclr method.temperature=0.1,0.2"
-    )
+    cells = ("vicreg method.alignment_weight=10,20", "simclr method.temperature=0.1,0.2")
+    user.write(*(f"method={cell}" for cell in cells))
     assert "the same command goes on" in user.run("tune", "own.yaml", *OPTIONS)
     wait_for(lambda: user.states() == {"tuned"}, "all cells tuned", 240)
     tuned = user.run("tune", "own.yaml", *OPTIONS, "--seeds", "0,1", "--wait", "--report")
@@ -89,21 +89,17 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
     stages = "cluster.stages={pretrain: {nodes: 2}, tune: {}, final: {cpus: 2}}"
     user.run("sweep", "own.yaml", *OPTIONS, stages)
     # Slurm tells why a job waits once it has looked at it.
-    wait_for(
-        lambda: "(Dependency)" in user.run("status", "own") or user.states() != {"queued"},
-        "a reason",
-    )
+    reason = "(Dependency)"
+    wait_for(lambda: reason in user.run("status", "own") or user.states() != {"queued"}, reason)
     wait_for(lambda: not {"running", "queued"} & user.states(), "the stages to end", 240)
     *good, bad = manage.statuses(user.sweep)
     for status in good:
         record = there(read_record(status.directory))
         assert status.state == "done"
         attempts = read_attempts(status.directory)
-        ends = [
-            (attempt["progress"]["stage"], attempt["ended"], attempt["owner"]["slurm_restarts"])
-            for attempt in attempts
-        ]
-        assert ends == [(stage, "done", 0) for stage in ("pretrain", "tune", "final")], attempts
+        assert [each["progress"]["stage"] for each in attempts] == ["pretrain", "tune", "final"]
+        ends = {(each["ended"], each["owner"]["slurm_restarts"]) for each in attempts}
+        assert ends == {("done", 0)}, attempts
         assert record.environment["world_size"] == 2  # of the training
         assert {score.split for score in record.scores} == {"tuning", "test"}
     assert bad.state == "failed"
@@ -120,15 +116,13 @@ def test_stages_follow_each_other_without_anybody_waiting(user: User, slurm: Tes
 def test_cancelled_cells_are_interrupted_until_they_are_tried_again(user: User) -> None:
     user.write("method=vicreg epochs=400 seed=0,1")
     user.run("sweep", "own.yaml", *OPTIONS, "cluster.parallel=1")
-    wait_for(
-        lambda: any(s.epochs_done for s in manage.statuses(user.sweep)), "the first to train", 60
-    )
+    statuses = partial(manage.statuses, user.sweep)
+    wait_for(lambda: any(each.epochs_done for each in statuses()), "the first to train", 60)
     assert user.run("cancel", "own").splitlines()[-1] == "cancelled 2 cells"
     wait_for(lambda: not {"running", "queued"} & user.states(), "the jobs to end", 60)
-    first, second = manage.statuses(user.sweep)
-    assert first.state == "cancelled"  # what was trained is there
-    assert read_attempts(first.directory)[-1]["ended"] == "interrupted"
-    assert second.state == "cancelled"
+    first, second = statuses()
+    assert first.state == second.state == "cancelled"
+    assert read_attempts(first.directory)[-1]["ended"] == "interrupted"  # what it trained is there
     assert "submitted 2 cells" in user.run("retry", "own")
     cancelled = user.run("cancel", "own", first.cell_id[:5], second.cell_id[:5])
     assert cancelled.splitlines()[-1] == "cancelled 2 cells"

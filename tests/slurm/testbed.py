@@ -21,7 +21,6 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 
 COMMANDS = (
     *("munged", "munge", "slurmctld", "slurmd", "setpriv"),
@@ -91,12 +90,7 @@ class Testbed:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -------------------------------------------------------------- for tests
@@ -144,9 +138,7 @@ class Testbed:
         """
         done = subprocess.run(args, env=self.env(), capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
-            raise RuntimeError(
-                f"{' '.join(args)} failed with {done.returncode}: {done.stdout}{done.stderr}"
-            )
+            raise RuntimeError(f"{done}\n{done.stderr}")
         return done.stdout
 
     def kill(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -174,9 +166,8 @@ class Testbed:
             self._processes[daemon].send_signal(signal.SIGCONT)
         else:
             self._launch(daemon)
-        wait_for(
-            lambda: self._answers(daemon) or not self._is_running(daemon), f"{daemon} to answer"
-        )
+        answer = f"{daemon} to answer"
+        wait_for(lambda: self._answers(daemon) or not self._is_running(daemon), answer)
         if not self._is_running(daemon):
             raise RuntimeError(f"{daemon} ended while it was starting")
 
@@ -196,10 +187,8 @@ class Testbed:
         for node in self.nodes:
             if re.search("State=[A-Z_+]*(DOWN|DRAIN)", self._node(node)):
                 self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        wait_for(
-            lambda: all("State=IDLE " in self._node(node) for node in self.nodes),
-            "all nodes to be idle",
-        )
+        idle = "State=IDLE "
+        wait_for(lambda: all(idle in self._node(node) for node in self.nodes), "all nodes idle")
 
     def logs(self, lines: int = 20) -> str:
         """The last lines of every log."""
@@ -265,11 +254,8 @@ class Testbed:
                     # was.
                     seen = re.search(r"SlurmdStartTime=(2\S+)", self._node(node))
                     started = self._started[daemon].isoformat(timespec="seconds")
-                    return (
-                        seen is not None
-                        and seen[1] >= started
-                        and "NOT_RESPONDING" not in self._node(node)
-                    )
+                    is_new = seen is not None and seen[1] >= started
+                    return is_new and "NOT_RESPONDING" not in self._node(node)
         except (RuntimeError, OSError):
             return False
         return True
@@ -319,15 +305,12 @@ class Testbed:
         key = directory / "munge.key"
         key.touch(mode=0o600)  # munge demands of a key that nobody else can read it
         key.write_text(secrets.token_hex(64))
-        (directory / "hosts").write_text(
-            f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self.nodes)}\n"
-        )
-        self.named_nodes = (
-            subprocess.run([*self._in_node("node1"), "true"], capture_output=True).returncode == 0
-        )
-        (directory / "gres.conf").write_text(
-            f"NodeName={','.join(self.nodes)} Name=gpu File={self._gpu_devices()}\n"
-        )
+        hosts = f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {' '.join(self.nodes)}\n"
+        (directory / "hosts").write_text(hosts)
+        tried = subprocess.run([*self._in_node("node1"), "true"], capture_output=True)
+        self.named_nodes = tried.returncode == 0
+        gpus = f"NodeName={','.join(self.nodes)} Name=gpu File={self._gpu_devices()}\n"
+        (directory / "gres.conf").write_text(gpus)
         (directory / "slurm.conf").write_text(self._slurm_conf())
 
     def _gpu_devices(self) -> str:
@@ -412,6 +395,5 @@ def free_ports(count: int) -> list[int]:
         return True
 
     # Tests seed `random`; two clusters at a time must not try the same ports.
-    return list(
-        islice(filter(is_free, random.SystemRandom().sample(range(10000, 20000), 10000)), count)
-    )
+    ports = random.SystemRandom().sample(range(10000, 20000), 10000)
+    return list(islice(filter(is_free, ports), count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from regbench.slurm import manage
 from tests.slurm.testbed import Testbed
@@ -28,21 +29,14 @@ class User:
 
     def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A command, with more environment variables."""
-        return subprocess.run(
-            [self.program, *words],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            check=False,
-            timeout=PATIENCE_S,
-            env={**self.environment, **more},
-        )
+        how: Any = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "check": False}
+        how |= {"cwd": self.folder, "env": {**self.environment, **more}}
+        return subprocess.run([self.program, *words], **how)
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """A command that has begun."""
-        return subprocess.Popen(
-            [self.program, *words], cwd=self.folder, env=self.environment, text=True
-        )
+        where: Any = {"cwd": self.folder, "env": self.environment}
+        return subprocess.Popen([self.program, *words], text=True, **where)
 
     def run(self, *words: str) -> str:
         """The output of a command that succeeds."""

@@ -70,14 +70,10 @@ class HalfVICReg(Half, VICReg):  # type: ignore[misc]
         for c_QQ in covariances:
             others = c_QQ.flatten()[:-1].view(q - 1, q + 1)[:, 1:].flatten()
             covariance = covariance + others.pow_(2).sum(dtype=torch.float32) / q
-        hinges = [
-            F.relu(1 - (z_NQ.float().var(dim=0) + self.epsilon).sqrt()).mean() for z_NQ in centred
-        ]
-        return {
-            "alignment": F.mse_loss(z1_NQ.float(), z2_NQ.float()),
-            "variance": hinges[0] + hinges[1],
-            "covariance": covariance,
-        }
+        deviations = [(z_NQ.float().var(dim=0) + self.epsilon).sqrt() for z_NQ in centred]
+        first, second = (F.relu(1 - deviation_Q).mean() for deviation_Q in deviations)
+        alignment = F.mse_loss(z1_NQ.float(), z2_NQ.float())
+        return {"alignment": alignment, "variance": first + second, "covariance": covariance}
 
 
 # The paper's Table 5, and of its Section 5.2 the 30.9 GB; 8 GPUs. A network predicts all of them

@@ -67,12 +67,7 @@ ELSEWHERE = {**HERE, "hostname": "another"}
 
 
 def attempt(
-    directory: Path,
-    *,
-    ended: str | None = None,
-    error: str = "",
-    silent_s: float = 0.0,
-    **more: Any,
+    directory: Path, *, ended: str | None = None, error: str = "", silent_s: float = 0, **more: Any
 ) -> None:
     """One attempt at a run, two epochs far."""
     state = {"owner": HERE, "heartbeat": time.time() - silent_s, "progress": {"epoch": 2}, **more}
@@ -202,9 +197,8 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
         refuse_unfinished([*found, found[-1]], grid, ("final",))
     line = str(error.value)
     assert line.startswith("11 of 13 cells not finished: C02 seed 3 tuned; C03 seed 3 pending; ")
-    assert line.endswith(
-        "C11 seed 3 pending; …. Details: regbench status own; the same command tries them again"
-    )
+    advice = "Details: regbench status own; the same command tries them again"
+    assert line.endswith(f"C11 seed 3 pending; …. {advice}")
     assert line.count("seed 3") == 10
 
 
@@ -241,11 +235,8 @@ def test_the_job_of_the_last_stage_says_how_a_cell_ended(tmp_path: Path) -> None
     plan(tmp_path, "cell")
     logs = tmp_path / "jobs" / "logs"
     logs.mkdir(parents=True)
-    for name, error in (
-        ("1_0", "OSError: in training"),
-        ("3_0", "RegbenchError: in the evaluation"),
-    ):
-        (logs / f"{name}_error").write_text(error)
+    (logs / "1_0_error").write_text("OSError: in training")
+    (logs / "3_0_error").write_text("RegbenchError: in the evaluation")
     jobs = CellJobs(Job("1_0", None))
     for name in ("3_0", "5_0"):
         jobs.add(Job(name, None), is_later_stage=True)
@@ -276,9 +267,8 @@ def test_a_record_counts_though_nobody_said_so(tmp_path: Path) -> None:
     attempt(tmp_path / "cell")
     for outcome, epochs in (("diverged", 2), ("done", 5)):
         (tmp_path / "cell" / "record.json").write_text(made(status=outcome).text())
-        assert [(cell.state, cell.epochs_done) for cell in sweep_status(tmp_path)] == [
-            (outcome, epochs)
-        ]
+        (cell,) = sweep_status(tmp_path)
+        assert (cell.state, cell.epochs_done) == (outcome, epochs)
 
 
 def test_the_status_reads_one_small_file_of_a_run(tmp_path: Path) -> None:
@@ -502,10 +492,7 @@ def written_ns(directory: Path) -> int:
 
 
 def test_a_sweep_from_end_to_end(
-    own: Sweep,
-    tiny_data_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "regbench")
     monkeypatch.chdir(own.folder)
@@ -531,7 +518,8 @@ def test_a_sweep_from_end_to_end(
     assert "VICReg" in Path(re.findall(r"report: (\S+)", second.stdout)[0]).read_text()
     assert written_ns(own.directory(*good.split())) == before_ns
 
-    data_dir = shutil.copytree(tiny_data_dir, own.folder / "data")
+    prepared = load_run(own.tiny)[1].data_dir
+    data_dir = shutil.copytree(prepared, own.folder / "data")
     manifest = Manifest.load(data_dir, "tiny")
     splits = manifest.splits | {"test": {**manifest.splits["test"], "content_sha256": "0" * 64}}
     replace(manifest, splits=splits).save(data_dir)
@@ -697,23 +685,16 @@ def test_a_cell_that_another_command_has_claimed_is_waited_for_or_through(
     assert first.state == "done"
 
 
-@pytest.mark.parametrize(
-    ("shell", "expected"),
-    [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-8f3a, MIG-77b1", ["GPU-8f3a", "MIG-77b1"])],
-)
+@pytest.mark.parametrize("shell", [None, "2,3", "GPU-8f3a, MIG-77b1"])
 @pytest.mark.usefixtures("in_this_process")
 def test_runs_take_the_gpus_that_the_shell_allows(
-    shell: str | None,
-    expected: list[str],
-    tiny: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    shell: str | None, own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two GPUs and three cells.
 
     A job says which it would have seen, and how many CPUs it takes of its half.
     """
+    expected = (shell or "0,1").replace(" ", "").split(",")
     seen: list[str] = []
     cpus: set[int] = set()
 
@@ -729,14 +710,14 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
-    (tmp_path / "own.yaml").write_text('description: My own\ncells: ["method=vicreg seed=0,1,2"]\n')
+    file = str(write_sweep(own.folder / "own.yaml", (), ["method=vicreg seed=0,1,2"]))
     ours = ("runtime.device=cpu", "runtime.threads=1")
-    overrides = [override for override in tiny if override not in ours]
-    run_sweep(load_sweep(str(tmp_path / "own.yaml"), overrides))
+    overrides = [override for override in own.tiny if override not in ours]
+    run_sweep(load_sweep(file, overrides))
     assert seen == [*expected, expected[0]]
     assert cpus == {4}
     seen.clear()
-    run_sweep(load_sweep(str(tmp_path / "own.yaml"), [*overrides, "runtime.parallel=1"]))
+    run_sweep(load_sweep(file, [*overrides, "runtime.parallel=1"]))
     assert seen == 3 * expected[:1]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == shell
     # On the CPU none is seen, and a loader has the workers that it was given.
@@ -744,7 +725,7 @@ def test_runs_take_the_gpus_that_the_shell_allows(
     cpus.clear()
     monkeypatch.setattr("regbench.sweeps.local.usable_cpus", lambda: 2)
     with caplog.at_level("INFO", "regbench"):
-        run_sweep(load_sweep(str(tmp_path / "own.yaml"), [*tiny, "runtime.workers=3"]))
+        run_sweep(load_sweep(file, [*own.tiny, "runtime.workers=3"]))
     assert (seen, cpus) == (3 * [""], {1, 3})
     assert "3 to run, 2 at a time with 1 thread each" in caplog.text
 

@@ -43,12 +43,7 @@ from tests.refusals import is_refused
 from tests.sweep_file import write_sweep
 from tests.there import there
 
-GRID = (
-    "method=vicreg method.alignment_weight=10,20",
-    "method=sfrik_l2 method.alignment_weight=10,20",
-)
-
-
+GRID = [f"method={method} method.alignment_weight=10,20" for method in ("vicreg", "sfrik_l2")]
 Surface = Callable[[Cell], float | None]
 
 
@@ -128,9 +123,8 @@ def score(folder: Path, cell: Cell, value: float | None, *more: Score) -> None:
         record = made(cell.plain(), status="diverged", diverged={"step": 2})
     else:
         saved = Saved("checkpoint.pt", "0" * 64, 3 * cell.epochs)
-        record = made(
-            cell.plain(), status="tuned", scores=(*more, knn_top1(value)), checkpoint=saved
-        )
+        scores = (*more, knn_top1(value))
+        record = made(cell.plain(), status="tuned", scores=scores, checkpoint=saved)
     write_text(folder / cell.id / record.file_name, record.text())
     write_text(folder / cell.id / "config.yaml", yaml.safe_dump(cell.plain()))
 
@@ -155,9 +149,11 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     runtime = load_run(mine.settings)[1]
     two = cells[:2]
     mine.begin(two)
+    values = {}
     for cell in two:
         assert run_cell(cell, runtime, "mine", ("pretrain", "tune")) is None
         record = Record.read(mine.folder / cell.id / "tuning.json")
+        values[cell.id] = record.scores[0].value
         assert record.status == "tuned"
         assert {s.split for s in record.scores} == {"tuning"}
         with is_refused("the tuning mine has not chosen yet, so this cell gets no score on the"):
@@ -165,9 +161,6 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     assert set(opened) == {"train", "tuning"}
     choice = choose(mine.folder)
     (entry,) = choice.choices
-    values = {
-        cell.id: Record.read(mine.folder / cell.id / "tuning.json").scores[0].value for cell in two
-    }
     assert entry.chosen == max(values, key=lambda name: values[name])
     chosen, other = (cell for cell in sorted(two, key=lambda cell: cell.id != entry.chosen))
     with is_refused("the tuning mine chose other hyperparameters"):
@@ -176,12 +169,8 @@ def test_a_tuning_opens_the_test_split_for_the_chosen_alone(
     assert tune.final_cells(choice, mine.folder, two, []) == [chosen]
     final = there(final_run(chosen, runtime))
     assert final.choice["hyperparameters"] == {
-        "selected_on": "tuning",
-        "score": "knn_top1",
-        "budget": 2,
-        "record": "mine/tuning_choice.json",
-        "edges": choice.choices[0].edges,
-        "sha256": choice.sha256,
+        **{"selected_on": "tuning", "score": "knn_top1", "budget": 2},
+        **{"record": "mine/tuning_choice.json", "edges": entry.edges, "sha256": choice.sha256},
     }
     assert final.choice["probe_learning_rate"]["selected_on"] == "tuning"
     assert [s.split for s in final.scores if s.name == "knn_top1"] == ["tuning", "test"]
@@ -203,11 +192,10 @@ def test_a_search_that_has_got_further_elsewhere_is_not_set_back(
     The slower one writes what it knew before the faster one's last round.
     """
     tried = [{"cell_id": str(place), "score": 1.0} for place in range(2)]
-    first, early, late = (
-        {"tried": [*tried[:number], {"cell_id": str(number), "score": None}]} for number in range(3)
-    )
+    begun = [{"cell_id": name, "score": None} for name in ("0", "1", "2", "other")]
+    first, early, late = ({"tried": [*tried[:place], begun[place]]} for place in range(3))
     # One that has other cells is another search, as after a change of the sweep's file.
-    other: dict[str, Any] = {"tried": [{"cell_id": "other", "score": None}]}
+    other: dict[str, Any] = {"tried": begun[3:]}
     written = (first, early, late, early, late, other)
     for search, expected in zip(written, (first, early, late, late, late, other), strict=True):
         mine.begin(cells[:2], search)
@@ -266,9 +254,8 @@ def test_the_choice_is_the_best_mean_over_seeds_and_is_not_made_twice(mine: Mine
         first = entry.ranking[0].hyperparameters
         assert (first["method.alignment_weight"], first["optimizer.base_lr"]) == (10, 2)
     finals = tune.final_cells(choice, mine.folder, cells, [7, 8, 9])
-    assert sorted((cell.label, cell.seed) for cell in finals) == [
-        (label, seed) for label in ("SFRIK (L=2)", "VICReg") for seed in (7, 8, 9)
-    ]
+    expected = itertools.product(("SFRIK (L=2)", "VICReg"), (7, 8, 9))
+    assert sorted((cell.label, cell.seed) for cell in finals) == [*expected]
     assert {cell.optimizer.base_lr for cell in finals} == {2}
     few = tune.final_cells(choice, mine.folder, cells, [])
     assert [cell.seed for cell in few] == [0, 1, 0, 1]  # without any, those of the grid
@@ -314,9 +301,8 @@ def test_the_chosen_and_the_baselines_get_all_seeds_the_best_first(
 
 def test_what_is_tuned_on_the_test_split_says_so(mine: Mine) -> None:
     """The paper's second variant, its Table 13."""
-    cell, runtime = load_run(
-        [*mine.settings, "evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
-    )
+    on_test = ["evaluation.select_on=test", "evaluation.probe.learning_rates=[0.1,1]"]
+    cell, runtime = load_run([*mine.settings, *on_test])
     mine.begin([cell])
     run_cell(cell, runtime, "mine", ("pretrain", "tune"))
     assert choose(mine.folder).selected_on == "test"
@@ -336,11 +322,9 @@ def test_refusals(cells: tuple[Cell, ...], mine: Mine) -> None:
             mine.begin(cells)
 
     refused(r"not a fair comparison: VICReg 2, SFRIK \(L=2\) 1", cells[:3])
-    larger = [replace(cell, embedding_dim=2 * cell.embedding_dim) for cell in cells[:1]]
-    refused(
-        r"not a fair comparison: VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1",
-        [*cells[:2], *larger],
-    )
+    larger = replace(cells[0], embedding_dim=2 * cells[0].embedding_dim)
+    budgets = r"VICReg \(q=16, setting 1\) 2, VICReg \(q=32, setting 2\) 1"
+    refused(f"not a fair comparison: {budgets}", [*cells[:2], larger])
     mine.begin(cells[:3], search={"trials": 3})
     mixed = [cells[0], load_run([*mine.settings, "method=auh", "evaluation.select_on=test"])[0]]
     refused("evaluation.select_on must be the same", mixed)
@@ -567,9 +551,8 @@ def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(m
     with pytest.raises(KeyboardInterrupt):
         mine.search(mine.write(rows, "epochs=4"), 9, peak(2e4), 30)
     found = mine.search(mine.write(rows[:1], "epochs=4"), 9, peak(2e4))
-    assert [entry.ranking for entry in found.choices] == [
-        entry.ranking for entry in expected.choices
-    ]
+    rankings = [[entry.ranking for entry in each.choices] for each in (found, expected)]
+    assert rankings[0] == rankings[1]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -585,9 +568,8 @@ def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> No
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, mine: Mine) -> None:
-    undivided = [
-        f"dataset.source.{key}=null" for key in ("train_per_class", "tuning_per_class", "held_out")
-    ]
+    dividing = ("train_per_class", "tuning_per_class", "held_out")
+    undivided = [f"dataset.source.{key}=null" for key in dividing]
     undivided += ["dataset.name=untuned", f"runtime.data_dir={mine.root / 'data'}"]
     path = mine.write(GRID, *undivided, "evaluation.probe.learning_rates=[0.1]")
     sizes = ["dataset.num_classes=3", "dataset.image_size=24", "dataset.eval_resize=24"]
@@ -611,11 +593,8 @@ def peak(weight: float, rate: float = 2.0) -> Surface:
 
     def value(cell: Cell) -> float:
         own = cell.plain()["method"].get("alignment_weight", weight)
-        return (
-            90
-            - 5 * abs(math.log10(own / weight))
-            - 5 * abs(math.log10(cell.optimizer.base_lr / rate))
-        )
+        away = abs(math.log10(own / weight)) + abs(math.log10(cell.optimizer.base_lr / rate))
+        return 90 - 5 * away
 
     return value
 
@@ -643,9 +622,10 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
     mine: Mine,
 ) -> None:
     path = mine.write(ROWS[:3], "epochs=8")
-    choice = mine.search(path, 6, peak(100.0))
+    choice, rates = mine.search(path, 6, peak(100.0)), {}
     for label in ("SFRIK (L=2)", "TCR", "VICReg"):
         cells = mine.tried(label)
+        rates[label] = {cell.optimizer.base_lr for cell in cells}
         # A bracket costs as much as three trainings: one pays for four configurations, of which one
         # is trained whole.
         assert Counter(cell.epochs for cell in cells) == {2: 8, 4: 4, 8: 2}
@@ -653,9 +633,6 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
         (entry,) = (each for each in choice.choices if each.label == label)
         assert Counter(each.status for each in entry.ranking) == {"tuned": 2, "stopped": 6}
         assert {each.epochs for each in entry.ranking[:2]} == {8}
-    rates = {
-        label: {cell.optimizer.base_lr for cell in mine.tried(label)} for label in ("TCR", "VICReg")
-    }
     # what the file states is not searched
     assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})
     assert choice.budget == 8
@@ -692,20 +669,16 @@ def test_jobs_find_the_short_trainings_of_a_search_by_their_ids(mine: Mine) -> N
 
 def test_a_short_training_warms_up_as_much_shorter(mine: Mine) -> None:
     """And is evaluated at its end alone."""
-    warm_up = ["optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
-    whole = ["epochs=8", *warm_up, "evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
+    whole = ["epochs=8", "optimizer.warmup_epochs=2", "optimizer.warmup_steps=10"]
+    whole += ["evaluation.while_training=[knn]", "evaluation.every_epochs=8"]
     (entry,) = mine.search(mine.write(["method=tcr"], *whole), 3, peak(100.0)).choices
     assert len(entry.ranking) == 4  # all in one setting
     # which nobody chose
     assert not any("warmup" in name for name in entry.ranking[0].hyperparameters)
-    found = {
-        cell.epochs: (
-            cell.optimizer.warmup_epochs,
-            cell.optimizer.warmup_steps,
-            cell.evaluation.while_training,
-        )
-        for cell in mine.tried("TCR")
-    }
+    found = {}
+    for cell in mine.tried("TCR"):
+        warm_up = (cell.optimizer.warmup_epochs, cell.optimizer.warmup_steps)
+        found[cell.epochs] = (*warm_up, cell.evaluation.while_training)
     assert found == {2: (0.5, 2, ()), 4: (1, 5, ()), 8: (2, 10, ("knn",))}
 
 
@@ -904,13 +877,13 @@ def test_a_value_that_none_lies_beyond_is_no_edge(
     assert (entry.chosen, entry.edges) == (cells[values.index(max(values))].id, {})
 
 
-SIX = " ".join(
-    f"{name}=0.1,0.2"
-    for name in (
-        *("method.alignment_weight", "method.variance_weight", "method.covariance_weight"),
-        *("method.epsilon", "optimizer.weight_decay", "optimizer.momentum"),
-    )
-)
+WEIGHT, ORDER = "method.alignment_weight", "range from .* from a smaller to a larger one"
+INTERVALS = ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)")
+SEARCHED = [WEIGHT, "method.variance_weight", "method.covariance_weight", "method.epsilon"]
+SEARCHED += ["optimizer.weight_decay", "optimizer.momentum"]
+SIX = " ".join(f"{name}=0.1,0.2" for name in SEARCHED)
+FEW = "{} trainings are too few for a search, which takes {} or more"
+SEVEN = "7 settings are searched at once; give at most 6"
 TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
 
 
@@ -918,30 +891,15 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
     ("rows", "trials", "refusal"),
     [
         (["method=tcr method.alignment_weight=1 optimizer.base_lr=1"], 6, "nothing to search"),
-        (["method=tcr epochs=5"], 2, "2 trainings are too few for a search, which takes 3 or more"),
-        (
-            ["method=tcr seed=0,1 epochs=4"],
-            3,
-            "3 trainings are too few for a search, which takes 6 or more",
-        ),
+        (["method=tcr epochs=5"], 2, FEW.format(2, 3)),
+        (["method=tcr seed=0,1 epochs=4"], 3, FEW.format(3, 6)),
         (["method=tcr embedding_dim=interval(16,64)"], 6, r"interval\(16,64\): only settings"),
         (["method=tcr optimizer.warmup_epochs=0,1,2 epochs=16"], 6, "a warm-up cannot be searched"),
-        (
-            [f"method=vicreg {SIX} optimizer.base_lr=1,2"],
-            6,
-            "7 settings are searched at once; give at most 6",
-        ),
+        ([f"method=vicreg {SIX} optimizer.base_lr=1,2"], 6, SEVEN),
         (["method=tcr epochs=4,8"], 6, TWICE),
         ([f"method=tcr method.alignment_weight={weight}" for weight in (1, 2)], 6, TWICE),
         (["method=tcr seed=0,1", "method=vicreg seed=0"], 6, "different seeds; give all the same"),
-        *(
-            (
-                [f"method=vicreg method.alignment_weight={given}"],
-                2,
-                r"method\.alignment_weight=.*: range from .* from a smaller to a larger one",
-            )
-            for given in ("interval(5,1)", "tag(log,interval(0,1))", "interval(1,inf)")
-        ),
+        *(([f"method=vicreg {WEIGHT}={given}"], 2, f"{WEIGHT}=.*: {ORDER}") for given in INTERVALS),
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(
@@ -998,9 +956,8 @@ def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_ow
         assert len(set.union(*weights)) == 12
         assert [entry.search for entry in choice.choices if entry.label == label] == [0, 1, 2]
     final = tune.final_cells(choice, mine.folder, mine.tried(), [0, 1])
-    assert Counter((cell.label, cell.seed) for cell in final) == dict.fromkeys(
-        itertools.product(("TCR", "VICReg", "untrained"), (0, 1, 1000, 1001, 2000, 2001)), 1
-    )
+    expected = itertools.product(("TCR", "VICReg", "untrained"), (0, 1, 1000, 1001, 2000, 2001))
+    assert Counter((cell.label, cell.seed) for cell in final) == dict.fromkeys(expected, 1)
     for cell in final:
         how = tune.how_chosen(mine.folder / cell.id, cell, final=True)
         assert how["search"] == cell.seed // 1000
@@ -1081,9 +1038,9 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(mine: Min
     # the command comes first
     assert "trials_per_hyperparameter" not in (propose(str(path), [], 6).search or {})
     choice = mine.search(path, None, peak(100.0))
-    searched = {
-        entry.label: (entry.setting["searched"], len(entry.ranking)) for entry in choice.choices
-    }
+    searched = {}
+    for entry in choice.choices:
+        searched[entry.label] = (entry.setting["searched"], len(entry.ranking))
     assert searched == {"TCR": (2, 8), "RBF kernel": (3, 12), "AUH": (2, 8)}
     epochs = {label: sum(cell.epochs for cell in mine.tried(label)) for label in searched}
     assert epochs == {"TCR": 6 * 4, "RBF kernel": 9 * 4, "AUH": 6 * 4}
