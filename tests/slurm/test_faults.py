@@ -133,7 +133,14 @@ class Storm:
 
     def _cancel(self, status: CellStatus) -> None:
         assert "cancelled 1 cell" in self.cluster.run("cancel", "own", status.cell_id)
-        wait_for(lambda: not is_training(status), f"the end of {status}\n{self.slurm.logs(100)}")
+
+        def is_free() -> bool:
+            found = {each.cell_id: each for each in self.cluster.statuses()}
+            return manage.is_free(found[status.cell_id], STAGES)
+
+        # A controller that another fault restarts before may have forgotten it, and the job goes
+        # on.
+        wait_for(is_free, f"the end of {status}\n{self.slurm.logs(100)}")
 
     def cancel(self, status: CellStatus) -> None:
         self._cancel(status)
