@@ -220,7 +220,7 @@ def evaluate_directory(
     record, new = read_record(directory), set()
     compute = resolve(runtime)
     if record is not None and record.status == "done":
-        here = scoring.images_record(Manifest.load(compute.data_dir, own.dataset)).content_sha256
+        here = Manifest.load(compute.data_dir, own.dataset).content_sha256
         if record.data.content_sha256.items() <= here.items():
             new = set(cell.evaluation.protocols) - set(own.evaluation.protocols)
         else:
@@ -369,7 +369,7 @@ class _Run:
         """
         cell, runtime = self.cell, self.compute.runtime
         self.manifest = _refuse_unfit(cell, self.compute.data_dir)
-        images = scoring.images_record(self.manifest).content_sha256
+        images = self.manifest.content_sha256
         before = read_numbered(self.directory, "environment.json")
         self._refuse_others(images, before.get("content_sha256", images))
         if cell.evaluation.while_training and cell.evaluation.select_on == "test":
@@ -501,10 +501,9 @@ class _Run:
         evaluate_s: float,
         **parts: Any,
     ) -> None:
-        data = scoring.images_record(self.manifest)
         # Somebody may have prepared the data set anew while this ran.
-        now = scoring.images_record(Manifest.load(self.compute.data_dir, self.cell.dataset))
-        self._refuse_others(now.content_sha256, data.content_sha256)
+        now = Manifest.load(self.compute.data_dir, self.cell.dataset)
+        self._refuse_others(now.content_sha256, self.manifest.content_sha256)
         method, cost, world_size = self.cell.method, Cost(evaluate_s=evaluate_s), 1
         surroundings = [self.surroundings]
         # The record takes its attempts from their files, so this one's must be up to date.
@@ -527,7 +526,7 @@ class _Run:
             cell=dict(self.plain),
             cost=cost,
             environment={**one_after_another(surroundings), "world_size": world_size},
-            data=data,
+            data=scoring.images_record(self.manifest),
             attempts=scoring.past_attempts(self.directory),
             command=shlex.join(self.command or again),
             **parts,

@@ -128,8 +128,7 @@ def score(
 
 def images_record(manifest: Manifest) -> ImageSource:
     """Return a record's entry on its images."""
-    digests = {name: split["content_sha256"] for name, split in manifest.splits.items()}
-    return ImageSource(str(manifest.source["name"]), digests)
+    return ImageSource(str(manifest.source["name"]), manifest.content_sha256)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:

@@ -50,7 +50,7 @@ class SpectralContrastive(Regularizer):
     )
     # `gram`, streamed over panels of the Gram matrix of the two views.
     forms = ("textbook", "gram")
-    revision = 2  # 1 took embeddings within the ball for clipped ones, for some mu
+    revision: ClassVar[int] = 2  # 1 took embeddings within the ball for clipped ones, for some mu
     space: ClassVar[Space] = {"mu": Range(0.3, 300, balances=True)}
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from regbench.benchmark.rundir.record import read_tuned
-from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.overrides import refuse_more
 from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep, load_sweep, read_rows
@@ -167,8 +166,7 @@ def _refuse_other_images(grid: Sweep) -> None:
                 record = read_tuned(directory)
         if record is not None:
             compared.add(name)
-            manifest = Manifest.load(Path(grid.runtime.data_dir), cell.dataset)
-            here = images_record(manifest).content_sha256
+            here = Manifest.load(Path(grid.runtime.data_dir), cell.dataset).content_sha256
             if not record.data.content_sha256.items() <= here.items():
                 raise RegbenchError(
                     f"{directory} is finished, with other images of {name!r} than are prepared "

@@ -231,8 +231,7 @@ class Subject:
         The data set is the cell's own if it is None.
         """
         dataset = self._in_own_colours(dataset)
-        splits = Manifest.load(self.compute.data_dir, dataset).splits
-        content = {name: entry["content_sha256"] for name, entry in splits.items()}
+        content = Manifest.load(self.compute.data_dir, dataset).content_sha256
         settings = [plain(config), plain(dataset), content, self.config.select_on, self.seed]
         key = fingerprint(self.encoder.module, settings)
         return State(self.choices.attempt, name, key, self.compute.device)

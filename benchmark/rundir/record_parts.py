@@ -126,7 +126,10 @@ class PastAttempt:
 
 def finite_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a history's row that can be averaged, by name."""
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-    found = {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST}
-    # To Python, True is an int.
-    return {name: value for name, value in found.items() if not isinstance(row[name], bool)}
+    found = {}
+    for name, value in row.items():
+        # To Python, True is an int.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and abs(value) <= LARGEST:
+            found[name] = float(value)
+    return found

@@ -91,6 +91,11 @@ class Manifest:
         """The split to pretrain on: "unlabeled" if there is one, else "train"."""
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
+    @property
+    def content_sha256(self) -> dict[str, str]:
+        """The digest of all images of each split."""
+        return {name: entry["content_sha256"] for name, entry in self.splits.items()}
+
     @classmethod
     def load(cls, data_dir: Path, dataset: DatasetConfig | str) -> Manifest:
         """Read the manifest of a data set, or of the one with that name; refuse one that is missing

@@ -15,7 +15,6 @@ from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.directory import write_config
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import finite_numbers
-from regbench.benchmark.scoring import images_record
 from regbench.benchmark.settings.identity import configuration_id
 from regbench.benchmark.settings.stored import load_config
 from regbench.datasets.stored.manifest import Manifest
@@ -146,7 +145,7 @@ def _measures(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def _refuse_other_images(record: Record, manifest: Manifest) -> None:
-    here = images_record(manifest).content_sha256
+    here = manifest.content_sha256
     for split, sha256 in record.data.content_sha256.items():
         if here.get(split) != sha256:
             raise RegbenchError(

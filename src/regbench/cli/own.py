@@ -58,9 +58,10 @@ def own(
     config, runtime = load_dataset(["dataset=imagefolder", *overrides])
     data_dir, runs_dir = Path(runtime.data_dir), Path(runtime.runs_dir)
     given = [each for each in overrides if not each.startswith("dataset.name=")]
-    given += [*["--skip-unreadable"] * skip_unreadable, "--force"]
+    if skip_unreadable:
+        given.append("--skip-unreadable")
     again = config.prepare_command.replace("FOLDER", shlex.quote(str(folder)), 1)
-    again += f" {shlex.join(given)}"
+    again += f" {shlex.join([*given, '--force'])}"
     if force := relabelled(config, data_dir, runs_dir, folder, again):
         click.echo(f"{folder} was prepared with other labels, and is prepared again")
     ctx.invoke(
