@@ -515,7 +515,7 @@ def test_other_settings_weights_images_or_seeds_do_not_go_on_from_a_state(
     subject = make("run", probe=config)
     assert subject.state("probe", config).data["epoch"] == 1
     with monkeypatch.context() as patch:
-        images = SimpleNamespace(splits={"train": {"content_sha256": "of others"}})
+        images = SimpleNamespace(content_sha256={"train": "of others"})
         patch.setattr("regbench.benchmark.evaluate.subject.Manifest.load", lambda *_: images)
         assert subject.state("probe", config).data == {}
     subject.seed = 2
