@@ -40,6 +40,7 @@ _NO_ROOM = "submit limit|SubmitJob"
 # - It never came to run our code (`_missed` is there): it is queued again once. Its node may be at
 #   fault, or a controller that has just come back and takes a requeued job for a completed one. A
 #   second time in a row means that the container or its Python is missing: it is not queued again.
+#   A life that Slurm ended does not count: with its script, or by SIGUSR2 (140) or SIGTERM (143).
 # Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it
 # until it answers.
 _RESTARTS = 20
@@ -48,6 +49,7 @@ _TEARDOWN = f"""\
 code=$?
 again=
 if [ -e "$regbench_job"_missed ]; then
+    [ $code = 140 ] || [ $code = 143 ] || echo >>"$regbench_job"_missed
     [ "$(wc -l <"$regbench_job"_missed)" -gt 1 ] || again=1
 elif [ $code -gt 128 ] && [ ! -e "$regbench_job"_error ]; then
     again=1
@@ -201,7 +203,7 @@ def _executor(cluster: Cluster, folder: Path, dependency: str | None, name: str)
         "dependency": dependency,
         "setup": [
             f"regbench_job={shlex.quote(str(logs))}/{_OWN}",
-            'echo >>"$regbench_job"_missed',
+            'touch "$regbench_job"_missed',
             'rm -f "$regbench_job"_error',  # of an earlier life, after which somebody requeued it
             *(f"module load {shlex.quote(module)}" for module in cluster.modules),
             *cluster.setup,

@@ -723,6 +723,8 @@ ENDS = [
     (True, None, 137, 1, "RUNNING", True),  # the error is of an earlier life
     (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
     (False, False, 2, 1, "RUNNING", False),  # nor the second time
+    (False, False, 140, 1, "RUNNING", True),  # preempted before it could notice
+    (False, False, 143, 1, "RUNNING", True),
 ]
 
 
