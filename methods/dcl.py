@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -58,20 +59,15 @@ class DCLW(DCL):
 
     sigma: Positive = 0.5
 
-    metadata: ClassVar[Metadata] = Metadata(
+    metadata: ClassVar[Metadata] = replace(
+        DCL.metadata,
         title="DCLW",
-        reference="Yeh, Hong, Hsu, Liu, Chen, LeCun, ECCV 2022",
-        url="https://arxiv.org/abs/2110.06848",
         formula="(1/2n) Σᵢ [ −wᵢ zᵢ·z⁺ᵢ/τ + log Σ_{j of other images} exp(zᵢ·zⱼ/τ) ], wᵢ = 2 − n "
         "softmaxᵢ(z·z⁺/σ)",
         latex=r"\frac{1}{2n} \sum_v \sum_i \left[ -w_i \frac{z_{1,i} \cdot z_{2,i}}{\tau} + \log "
         r"\sum_w \sum_{j \neq i} \exp \frac{z_{v,i} \cdot z_{w,j}}{\tau} \right], \quad w_i = 2 "
         r"- n \, \mathrm{softmax}_i(z_1 \cdot z_2 / \sigma)",
-        time="O(n² q)",
-        memory="O(1)",
         published="τ = 0.1, σ = 0.5",
-        scale_invariant=True,
-        rotation_invariant=True,
     )
 
     def alignment(self, similarity_N: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class KerJEPA(Decomposed):
         rotation_invariant=True,
     )
     alignment_weight = 1.0
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     # `gram`, streamed over the Gram matrix.
     forms = ("textbook", "gram")
     # The paper prints no bandwidth. Eight searches on small images at q = 512, begun from 0.03 to
@@ -187,7 +187,6 @@ class KerJEPA(Decomposed):
                 r2_PM = (squared_N[rows, None] + squared_M).sub_(gram_PM, alpha=2).clamp_min_(0.0)
                 gram_PM.add_(offset_N[rows, None]).add_(offset_M)
                 value_PM, by_gram_PM, by_r2_PM = with_slopes(of_pairs, gram_PM, r2_PM)
-                by_r2_PM.masked_fill_(r2_PM == 0, 0.0)
                 if own:
                     for each_PM in (value_PM, by_gram_PM, by_r2_PM):
                         each_PM[:, rows].fill_diagonal_(0.0)

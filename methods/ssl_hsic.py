@@ -63,7 +63,7 @@ class SSLHSIC(Native):
         scale_invariant=True,
         rotation_invariant=True,
     )
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     space: ClassVar[Space] = {"gamma": Range(0.03, 30, balances=True)}
 
     def view_terms(self, views_NQ: Sequence[Tensor], global_views: int) -> dict[str, Tensor]:

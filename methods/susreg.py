@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from regbench.methods.base import Metadata, register
 from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.slicing import SlicedCharacteristic, epps_pulley
-from regbench.settings import AtLeastOne, AtLeastTwo, Fraction, Positive, settings
+from regbench.settings import AtLeastOne, AtLeastTwo, Fraction, settings
 from regbench.spaces import Range, Space
 
 
@@ -35,14 +36,14 @@ class SUSReg(SlicedCharacteristic):
         regularization_weight: λ in [0, 1].
         directions: Number of random directions, >= 1.
         knots: Points of the quadrature, >= 2.
-        largest_frequency: T > 0.
+        largest_frequency: T in (0, 20].
     """
 
     regularization_weight: Fraction = 0.05
     directions: AtLeastOne = 1024
     knots: AtLeastTwo = 17
-    # The weight e^{−t²/2} is below 4e-6 beyond it.
-    largest_frequency: Positive = 5.0
+    # The weight e^{−t²/2} is below 4e-6 beyond 5, and the series of ψ is but rounding beyond 20.
+    largest_frequency: Annotated[float, Field(gt=0, le=20)] = 5.0
     unit: ClassVar[bool] = True
     to_center: ClassVar[bool] = True
     addend: ClassVar[str] = "uniformity"

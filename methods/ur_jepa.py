@@ -56,7 +56,7 @@ class URJEPA(Native):
     scales: AtLeastOne = 5
     regularity_weight: NonNegative = 0.1
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     metadata: ClassVar[Metadata] = Metadata(
         title="UR-JEPA",
         reference="Le, arXiv 2026",

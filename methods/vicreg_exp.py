@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -11,12 +12,6 @@ from regbench.methods.forms.decomposed import Addends
 from regbench.methods.forms.pairwise import mask_diagonal
 from regbench.methods.vicreg import VarianceCovariance
 from regbench.settings import Positive, settings
-
-_PUBLISHED = (
-    "the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), which the defaults "
-    "do not claim to be: VICReg's (25, 25, 1), and the τ = 0.15 that the paper's main text tunes "
-    "for SimCLR"
-)
 
 
 @register("vicreg_exp")
@@ -52,7 +47,9 @@ class VICRegExp(VarianceCovariance):
         r"\sum_{k \neq j} \exp \frac{C_{jk}}{\tau} \right]",
         time="O(n q²)",
         memory="O(q²)",
-        published=_PUBLISHED,
+        published="the weights are in the paper's Table S6 (ImageNet, ResNet-50, 100 epochs), "
+        "which the defaults do not claim to be: VICReg's (25, 25, 1), and the τ = 0.15 that the "
+        "paper's main text tunes for SimCLR",
     )
 
     def regularizer(self, u_NQ: Tensor) -> Addends:
@@ -97,10 +94,9 @@ class VICRegCtr(VICRegExp):
 
     centering: Literal["batch", "coordinates"] = "batch"
 
-    metadata: ClassVar[Metadata] = Metadata(
+    metadata: ClassVar[Metadata] = replace(
+        VICRegExp.metadata,
         title="VICReg-ctr",
-        reference="Garrido, Chen, Bardes, Najman, LeCun, ICLR 2023",
-        url="https://arxiv.org/abs/2206.02574",
         formula="λ ‖Z₁ − Z₂‖²/(nq) + Σ_v [ ½μ mean_i max(0, 1 − √(var(z̄ᵢ) + ε)) + ν mean_i log "
         "Σ_{j≠i} exp(G_ij/τ) ],  Z̄ centred, G = Z̄Z̄ᵀ/(q−1)",
         latex=r"\frac{\lambda}{nq} \Vert Z_1 - Z_2 \Vert_F^2 + \sum_v \left[ \frac{\mu}{2n} \sum_i "
@@ -109,7 +105,6 @@ class VICRegCtr(VICRegExp):
         r"Z_v^\top / (q - 1)",
         time="O(n² q)",
         memory="O(n²)",
-        published=_PUBLISHED,
     )
 
     def regularizer(self, u_NQ: Tensor) -> Addends:

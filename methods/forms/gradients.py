@@ -75,7 +75,7 @@ class WithGradients(torch.autograd.Function):
     ) -> Tensor:
         """Return the value, and keep its gradients with respect to the views for backward."""
         ctx.save_for_backward(*gradients_NQ)
-        ctx.dtype, ctx.label = views_NQ[0].dtype, label
+        ctx.label = label
         return total.clone()
 
     @staticmethod
@@ -94,10 +94,7 @@ class WithGradients(torch.autograd.Function):
             )
         (scale,) = outputs
         # Gradients are scaled in place unless backward may come again: a scaled copy would be the
-        # largest scratch.
+        # largest scratch. Autograd casts each to the dtype of its view.
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        scaled_NQ = []
-        for gradient_NQ in ctx.saved_tensors:
-            gradient_NQ = gradient_NQ * scale if keep else gradient_NQ.mul_(scale)
-            scaled_NQ.append(gradient_NQ.to(ctx.dtype))
+        scaled_NQ = [z_NQ * scale if keep else z_NQ.mul_(scale) for z_NQ in ctx.saved_tensors]
         return None, None, None, *scaled_NQ

@@ -144,8 +144,9 @@ def centred_units(z_NQ: Tensor) -> Tensor:
 def squared_distances(x_NQ: Tensor) -> Tensor:
     """Compute ‖xᵢ − xⱼ‖², shape (n, n), of rows whose mean is about 0: else digits cancel."""
     squared_N = x_NQ.square().sum(dim=1)
-    # Rounding can leave a negative square where rows nearly coincide.
-    return (squared_N[:, None] + squared_N - 2 * (x_NQ @ x_NQ.T)).clamp_min(0.0)
+    squared_NN = squared_N[:, None] + squared_N - 2 * (x_NQ @ x_NQ.T)
+    # Rounding can leave a negative square where rows nearly coincide. A clamp would take its slope.
+    return squared_NN - squared_NN.detach().clamp_max(0.0)
 
 
 def frobenius_norm(matrix: Tensor) -> Tensor:

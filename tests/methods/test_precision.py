@@ -108,6 +108,20 @@ def test_no_pair_loses_its_repulsion_by_rounding(name: str) -> None:
     assert (found - wanted).norm() <= 0.05 * wanted.norm()
 
 
+@pytest.mark.parametrize("form", ["auto", "textbook"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("ssl_hsic", {}), ("ur_jepa_derivative", {"dimension": 2})]
+    + [(name, {"bandwidth": 0.03}) for name in ("kerjepa_mmd", "kerjepa_ksd_imq")],
+)
+def test_pairs_in_tight_clusters_keep_their_gradient(name: str, changes: Any, form: str) -> None:
+    centers, _ = draw(8, 32)
+    views = [centers.repeat(8, 1) + 2e-4 * z for z in draw(64, 32)]
+    _, found = value_and_gradient(name, views, form, **changes)
+    _, wanted = value_and_gradient(name, [z.double() for z in views], form, **changes)
+    assert (found - wanted).norm() <= 1e-3 * wanted.norm()
+
+
 @pytest.mark.parametrize("form", ["textbook", "gram"])
 @pytest.mark.parametrize("name", ["sfrik", "spectral_contrastive"])
 def test_a_length_beyond_the_range_is_not_taken_for_zero(name: str, form: str) -> None:
@@ -115,6 +129,14 @@ def test_a_length_beyond_the_range_is_not_taken_for_zero(name: str, form: str) -
     views[0][3] *= 1e20
     value, _ = value_and_gradient(name, views, form)
     assert math.isnan(value)
+
+
+def test_the_first_views_dtype_does_not_round_the_others_gradients() -> None:
+    z1, z2 = draw(16, 8)
+    views = [z1.bfloat16(), z2]
+    _, found = value_and_gradient("simclr", views, "gram")
+    _, wanted = value_and_gradient("simclr", views, "textbook")
+    assert (found - wanted)[16:].norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("name", ["ur_jepa", "ur_jepa_derivative"])
