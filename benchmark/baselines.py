@@ -144,7 +144,7 @@ class _Hog(nn.Module):
         # Scikit-image takes long to import, and few runs need it.
         from skimage.feature import hog
 
-        # Eight cells along a side: cells of 4 px for images of 32 px.
+        # About eight cells along a side: cells of 4 px for images of 32 px.
         cell_px = max(x_NCHW.shape[-1] // 8, 2)
         found = []
         for image_HWC in x_NCHW.permute(0, 2, 3, 1).cpu().numpy():

@@ -27,7 +27,7 @@ from regbench.benchmark.rundir.directory import read_numbered, write_config
 from regbench.benchmark.rundir.interruption import Interruption
 from regbench.benchmark.rundir.lease import Attempt, attempt_at, now
 from regbench.benchmark.rundir.record import LaterEvaluation, Record, Score, read_record, read_tuned
-from regbench.benchmark.rundir.record_parts import Cost
+from regbench.benchmark.rundir.record_parts import Cost, ImageSource
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import cell_id
 from regbench.benchmark.settings.runtime import STAGES, Runtime
@@ -392,16 +392,9 @@ class _Run:
         """Train the network; if the run diverges, write its record and return None."""
         if attempt is not None:
             attempt.update(stage="pretrain")
+        given = self.cell, self.compute, self.directory, world, attempt, interruption
         try:
-            trained = train(
-                self.cell,
-                self.compute,
-                self.directory,
-                world,
-                attempt,
-                interruption,
-                dict(self.surroundings),
-            )
+            trained = train(*given, {**self.surroundings, "world_size": world.size})
         except Diverged as error:
             if attempt is not None:
                 self._end_diverged(attempt, error)
@@ -525,8 +518,8 @@ class _Run:
             status=status,
             cell=dict(self.plain),
             cost=cost,
-            environment={**one_after_another(surroundings), "world_size": world_size},
-            data=scoring.images_record(self.manifest),
+            environment={"world_size": world_size, **one_after_another(surroundings)},
+            data=ImageSource(str(self.manifest.source["name"]), self.manifest.content_sha256),
             attempts=scoring.past_attempts(self.directory),
             command=shlex.join(self.command or again),
             **parts,

@@ -25,11 +25,10 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import read_numbered
 from regbench.benchmark.rundir.lease import Attempt, now, read_attempts
 from regbench.benchmark.rundir.record import Score
-from regbench.benchmark.rundir.record_parts import Cost, ImageSource, PastAttempt
+from regbench.benchmark.rundir.record_parts import Cost, PastAttempt
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.training.network import SiameseNetwork
 from regbench.benchmark.training.run_progress import Progress
-from regbench.datasets.stored.manifest import Manifest
 from regbench.files import signed
 
 log = logging.getLogger("regbench")
@@ -107,7 +106,6 @@ def score(
     # need not give the same ones.
     if kept and kept["weights"] == weights:
         done = kept["done"]
-    if done:
         attempt.began(scores=list(done))
     attempt.update(stage="tune")
     for name in (SELECTION, *protocols):
@@ -124,11 +122,6 @@ def score(
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
         log.info("%s: %s", label, ", ".join(score.text for score in found.scores))
     return done
-
-
-def images_record(manifest: Manifest) -> ImageSource:
-    """Return a record's entry on its images."""
-    return ImageSource(str(manifest.source["name"]), manifest.content_sha256)
 
 
 def past_attempts(directory: Path) -> tuple[PastAttempt, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from dataclasses import field
 from typing import Any, Literal
 
@@ -63,10 +64,12 @@ class TimmModel(Backbone):
     def build(self, channels: int, image_size: int) -> tuple[nn.Module, int]:
         """Return the network and the width of its representation."""
         module, _ = self._create(channels, image_size)
-        if self.representation != "pooled" and not hasattr(module, "num_prefix_tokens"):
+        gives_blocks = getattr(module, "forward_intermediates", module.forward)
+        takes = inspect.signature(gives_blocks).parameters
+        if self.representation != "pooled" and "return_prefix_tokens" not in takes:
             raise RegbenchError(
-                f"network.backbone.representation={self.representation} needs a vision "
-                f"transformer, and {self.model} is none; use pooled"
+                f"network.backbone.representation={self.representation} needs tokens, and timm "
+                f"gives none of {self.model}; use pooled"
             )
         if self.representation == "class_token" and getattr(module, "cls_token", None) is None:
             raise RegbenchError(
@@ -87,12 +90,15 @@ class TimmModel(Backbone):
         """Return the arguments for the same model with the same representation."""
         if self.last_blocks > 1:
             return None
-        _, arguments = self._create(channels, image_size)
+        model, arguments = self._create(channels, image_size)
         if self.representation == "class_token":
-            arguments = {**arguments, "global_pool": "token"}
+            arguments |= {"global_pool": "token"}
         elif self.representation == "mean":
-            # Without `fc_norm`, timm normalises tokens before their mean is taken, as here.
-            arguments = {**arguments, "global_pool": "avg", "fc_norm": False}
+            # Without a norm of the mean, timm normalises tokens before it is taken, as here.
+            norms = {"fc_norm", "use_fc_norm"} & {*inspect.signature(type(model)).parameters}
+            if not norms or "fc_norm.weight" in model.state_dict():
+                return None
+            arguments |= {"global_pool": "avg", **dict.fromkeys(norms, False)}
         return {"model_name": self.model, "num_classes": 0, **arguments}
 
     def _create(self, channels: int, image_size: int) -> tuple[nn.Module, dict[str, Any]]:
@@ -136,7 +142,7 @@ class _Represented(nn.Module):
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """Return the representations (n, d) of images (n, c, h, w)."""
         patch = getattr(getattr(self, "patch_embed", None), "patch_size", None)
-        if patch and x_NCHW.shape[-1] % patch[0]:
+        if isinstance(patch, tuple) and x_NCHW.shape[-1] % patch[0]:
             raise RegbenchError(
                 f"views of {x_NCHW.shape[-1]} px cannot be cut into patches of {patch[0]}; choose "
                 "a size that they divide, or network.backbone.patch_size"
@@ -144,20 +150,15 @@ class _Represented(nn.Module):
         if self.representation == "pooled":
             out: Tensor = super().forward(x_NCHW)
             return out
+        is_mean = self.representation == "mean"
         blocks = self.forward_intermediates(  # type: ignore[operator]
             x_NCHW,
             self.last_blocks,
-            return_prefix_tokens=True,
+            return_prefix_tokens=not is_mean,
             norm=True,
             output_fmt="NLC",
             intermediates_only=True,
         )
-        parts = []
-        for block in blocks:
-            # timm gives a pair of the patches and the tokens before them, or the patches alone if
-            # there are no others.
-            patches_NLC, prefix_NLC = block if isinstance(block, tuple) else (block, None)
-            parts.append(
-                patches_NLC.mean(dim=1) if self.representation == "mean" else prefix_NLC[:, 0]
-            )
+        # With prefix tokens, timm gives pairs of the patches and the tokens before them.
+        parts = [block.mean(dim=1) if is_mean else block[1][:, 0] for block in blocks]
         return torch.cat(parts, dim=1)

@@ -40,6 +40,9 @@ _HEADS = (
 # A refusal is one line, and timm knows hundreds of names.
 _SHOWN = 5
 
+# A model, and mean and standard deviation of the images that it was trained with.
+Coloured = tuple[nn.Module, tuple[float, ...], tuple[float, ...]]
+
 
 @dataclass(frozen=True)
 class PublishedWeights:
@@ -129,7 +132,7 @@ def _own_of_timm(
     return model.state_dict(), model.pretrained_cfg
 
 
-def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+def _torchvision(source: str, name: str) -> Coloured:
     from torchvision import models
 
     name, _, tag = name.partition("@")
@@ -161,9 +164,7 @@ def _torchvision(source: str, name: str) -> tuple[nn.Module, tuple[float, ...], 
     return model, tuple(preset.mean), tuple(preset.std)
 
 
-def _timm(
-    source: str, name: str, image_size: int
-) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
+def _timm(source: str, name: str, image_size: int) -> Coloured:
     import timm
 
     def create(**sizes: Any) -> Any:
@@ -183,7 +184,7 @@ def _timm(
             f"{source} cannot be loaded for images of {image_size} px: {_one_line(error)[:200]}"
         ) from error
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if patch and image_size % patch[0]:
+    if isinstance(patch, tuple) and image_size % patch[0]:
         raise RegbenchError(
             f"{source} cuts images into patches of {patch[0]} px, and {image_size} is no multiple "
             "of that; choose another dataset.image_size"

@@ -17,7 +17,7 @@ from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, 
 from regbench.benchmark.evaluate.ridge import PENALTIES, Ridge
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
-from regbench.datasets.stored.factor_tables import has_factors, read_factors
+from regbench.datasets.stored.factor_tables import read_factors
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.settings import settings
@@ -44,7 +44,7 @@ class FactorProbes(Evaluation):
     def check(self, name: str, task: Task) -> None:
         """Refuse a data set that does not say what its images are made of."""
         manifest = Manifest.load(task.data_dir, task.dataset)
-        if not has_factors(manifest):
+        if not all("factors" in entry for entry in manifest.splits.values()):
             raise RegbenchError(
                 f"evaluation.protocols: {name} needs images whose factors are known, and data set "
                 f"{task.dataset.name!r} has none; take dataset=scenes, or leave {name} out"

@@ -28,8 +28,8 @@ _DEVICE_SHARE = 1 / 8
 
 
 class NotFinite(RegbenchError):
-    """Representations hold NaN or infinity, which no evaluation could score: the weights have
-    exploded.
+    """Representations hold NaN or infinity, or are too long for float32, so that no evaluation
+    could score them: the weights have exploded.
     """
 
 
@@ -129,12 +129,12 @@ class Images:
             for x_NCHW, y in progress_bar(epoch, f"features of {split}", len(loader)):
                 x_BD = encoder.represent(x_NCHW)
                 # Added up on the device: to ask in every step would make the GPU wait for the CPU.
-                finite &= x_BD.isfinite().all()
+                finite &= x_BD.norm(dim=1).isfinite().all()
                 batch = slice(first, first + len(y))
                 x_ND[batch], y_N[batch] = x_BD, y
                 first += len(y)
         if not finite:
-            raise NotFinite(f"the representations of the {split} split are not finite")
+            raise NotFinite(f"the representations of the {split} split are not finite in length")
         return Features(x_ND, y_N), loader.backend
 
     @contextlib.contextmanager

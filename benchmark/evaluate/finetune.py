@@ -25,7 +25,7 @@ from regbench.benchmark.evaluate.base import (
     refuse_choice,
     register,
 )
-from regbench.benchmark.evaluate.features import Encoder, Epochs, Images, progress_bar
+from regbench.benchmark.evaluate.features import Encoder, Epochs, Images, NotFinite, progress_bar
 from regbench.benchmark.evaluate.linear import AreaRange, decay, head_accuracies, initial_weight
 from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
@@ -40,7 +40,7 @@ def _labels10() -> dict[str, object]:
     return {"dataset": dataset_preset("in100_labels10"), **rates}
 
 
-_TITLES = {"labels1": "1 % labels", "labels10": "10 % labels"}
+_TITLES = {"in100_labels1": "1 % labels", "in100_labels10": "10 % labels"}
 
 
 @register("labels1", labels10=_labels10)
@@ -123,7 +123,7 @@ class FineTuning(Evaluation):
         text = f"fine-tuning on {self.dataset.name}, {self.epochs} epochs"
         text += f", learning rates of backbone and linear layer {labels[chosen]}"
         text += chosen_from(selected_on, labels)
-        title = _TITLES.get(name, f"fine-tuning, {self.dataset.name},")
+        title = _TITLES.get(self.dataset.name, f"fine-tuning, {self.dataset.name},")
         scores: Scores = []
         for split, accuracies in results.items():
             scores += accuracy_scores(name, title, accuracies, split, text)
@@ -200,7 +200,11 @@ class FineTuned:
     @torch.no_grad()
     def accuracy(self, images: Images, split: str, batch_size: int) -> tuple[float, float]:
         """Return top-1 and top-5 accuracy on centre crops of a split, in per cent."""
-        features, _ = images.features(self._backbone, split, self._config.interpolation, batch_size)
+        how = split, self._config.interpolation, batch_size
+        try:
+            features, _ = images.features(self._backbone, *how)
+        except NotFinite:  # this copy has diverged, not the backbone that it began as
+            return 0.0, 0.0
         (accuracy,) = head_accuracies(
             features, lambda x_ND: self._head(x_ND)[None], batch_size, self._device
         )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from regbench.benchmark.evaluate.base import (
     Evaluation,
@@ -22,7 +21,7 @@ from regbench.benchmark.evaluate.base import (
     accuracy_scores,
     register,
 )
-from regbench.benchmark.evaluate.features import Features
+from regbench.benchmark.evaluate.features import Features, progress_bar
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
@@ -67,13 +66,13 @@ class KNN(Evaluation):
         # `train_per_class` without classes is refused when the images are opened.
         if task.dataset.train_per_class is not None and task.dataset.num_classes:
             num_images = min(num_images, task.dataset.train_per_class * task.dataset.num_classes)
-        for k in self.all_k:
-            if k > num_images:
-                setting = "k" if k == self.k else "other_k"
-                raise RegbenchError(
-                    f"evaluation.{name}.{setting}={k} is larger than the {num_images} training "
-                    "images; choose fewer"
-                )
+        k = max(self.all_k)
+        if k > num_images:
+            setting = "k" if k == self.k else "other_k"
+            raise RegbenchError(
+                f"evaluation.{name}.{setting}={k} is larger than the {num_images} training images; "
+                "choose fewer"
+            )
 
     def select(self, name: str, subject: Subject) -> Scores:
         """Return the scores on the selection split."""
@@ -143,8 +142,7 @@ def weighted_knn(
     device = device or queries.x_ND.device
     hits: dict[int, list[Tensor]] = {k: [] for k in neighbours}
     steps = -(-len(queries.y_N) // blocks[0]) * -(-len(bank.y_N) // blocks[1])
-    bar: tqdm[Any] = tqdm(total=steps, desc="nearest neighbours", disable=None, leave=False)
-    with bar:
+    with progress_bar(range(steps), "nearest neighbours") as bar:
         of_queries = queries.x_ND.split(blocks[0]), queries.y_N.split(blocks[0])
         for x_QD, y_Q in zip(*of_queries, strict=True):
             sought = x_QD.to(device), max(neighbours), blocks[1]
@@ -162,9 +160,7 @@ def accuracies(hits_Q2: Tensor) -> tuple[float, float]:
     return 100 * top1 / len(hits_Q2), 100 * top5 / len(hits_Q2)
 
 
-def _nearest(
-    bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: tqdm[Any]
-) -> tuple[Tensor, Tensor]:
+def _nearest(bank_ND: Tensor, x_QD: Tensor, k: int, block: int, bar: Any) -> tuple[Tensor, Tensor]:
     """Return cosine similarities (Q, k) and indices of the k nearest of the bank, the nearest
     first.
     """

@@ -10,6 +10,7 @@ Shapes: N = images, V = augmented views of an image, D = representation, U = uni
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,20 +74,16 @@ class LabelFreeMeasures(Evaluation):
         views = f"representation of {len(views_NVD):,} images in {self.views} views"
         first, last = ALPHA_RANKS
         how = {
-            "alignment": ("alignment", f"{views}, normalised, squared distance"),
-            "uniformity": ("uniformity", f"{crops}, normalised, t = 2"),
-            "rankme": ("RankMe", f"{crops}, effective rank"),
-            "alpha_req": ("α-ReQ", f"{crops}, power law fitted to eigenvalues {first} to {last}"),
-            "lidar": ("LiDAR", f"{views}, δ = {LIDAR_DELTA:g}"),
-            "feature_spread": ("feature spread", f"{crops}, normalised"),
+            "alignment": (f"{views}, normalised, squared distance", "alignment"),
+            "uniformity": (f"{crops}, normalised, t = 2", "uniformity"),
+            "rankme": (f"{crops}, effective rank", "RankMe"),
+            "alpha_req": (f"{crops}, power law fitted to eigenvalues {first} to {last}", "α-ReQ"),
+            "lidar": (f"{views}, δ = {LIDAR_DELTA:g}", "LiDAR"),
+            "feature_spread": (f"{crops}, normalised", "feature spread"),
         }
-        scores = []
-        for each, value in measures(x_ND, views_NVD).items():
-            title, protocol = how[each]
-            scores.append(
-                Score(each, value, split, protocol, title, unit="", higher_is_better=None)
-            )
-        return scores
+        neutral: dict[str, Any] = {"unit": "", "higher_is_better": None}
+        found = measures(x_ND, views_NVD).items()
+        return [Score(each, value, split, *how[each], **neutral) for each, value in found]
 
 
 def measures(x_ND: Tensor, views_NVD: Tensor) -> dict[str, float]:

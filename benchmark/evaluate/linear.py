@@ -33,6 +33,7 @@ from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.presets import dataset_preset
 from regbench.datasets.config import DatasetConfig
+from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
 
 # Images whose logits are computed at a time: for ImageNet and five rates they take 82 MB.
@@ -123,7 +124,10 @@ class LinearProbe(Evaluation):
     selects = "linear_top1"
 
     def check(self, name: str, task: Task) -> None:
-        """Refuse several rates where there is no split to choose one on."""
+        """Refuse rates without a split to choose on, and another probe of the cell's own images."""
+        if self.dataset is None and name != "probe":
+            what = f"evaluation.{name}.dataset=null: its scores would be called those of probe"
+            raise RegbenchError(f"{what}; name a data set, or set evaluation.probe instead")
         refuse_choice(name, task, self.dataset, learning_rates=self.learning_rates)
 
     def select(self, name: str, subject: Subject) -> Scores:
@@ -152,7 +156,7 @@ class LinearProbe(Evaluation):
         protocol = self._protocol(labels[chosen]) + chosen_from(selected_on, labels)
         score, title = "linear", "linear"
         if self.dataset is not None:
-            score, title = name, _TITLES.get(name, f"linear, {self.dataset.name},")
+            score, title = name, _TITLES.get(self.dataset.name, f"linear, {self.dataset.name},")
         scores: Scores = []
         for split, of_heads in found.items():
             scores += accuracy_scores(score, title, of_heads[chosen], split, protocol)

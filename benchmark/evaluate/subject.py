@@ -203,8 +203,9 @@ class Subject:
             self.backend = loader.backend
         # An odd number of views leaves out the last view of the last pair.
         views_NVD = torch.cat(pairs, dim=1)[:, :views]
-        if not views_NVD.isfinite().all():
-            raise NotFinite(f"the representations of views of the {split} split are not finite")
+        if not views_NVD.norm(dim=2).isfinite().all():
+            what = f"the representations of views of the {split} split"
+            raise NotFinite(f"{what} are not finite in length")
         return views_NVD
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -264,18 +265,16 @@ def selection_splits(cell: Cell, data_dir: Path) -> list[str]:
     unlabelled = not Manifest.load(task.data_dir, task.dataset).class_names
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
-        own: DatasetConfig | None = getattr(evaluation, "dataset", None)
-        needs_labels = evaluation.needs_labels and own is None
+        needs_labels = evaluation.needs_labels and getattr(evaluation, "dataset", None) is None
         if unlabelled and needs_labels and name in config.protocols:
             what = f"evaluation.protocols: {name} needs labels, and data set {task.dataset.name!r}"
             raise RegbenchError(
                 f"{what} has none; leave it out, or give some: regbench prepare --labels"
             )
-        if name in config.while_training and not task.splits(name, own):
+        if name in config.while_training and not task.splits(name):
             raise RegbenchError(
                 f"evaluation.while_training={shown(config.while_training)}: data set "
-                f"{(own or task.dataset).name!r} has no {task.select_on} split to evaluate {name} "
-                "on; prepare it with one (dataset.source.tuning_per_class), or leave the setting "
-                "out"
+                f"{task.dataset.name!r} has no {task.select_on} split to evaluate {name} on; "
+                "prepare it with one (dataset.source.tuning_per_class), or leave the setting out"
             )
     return task.splits("knn")

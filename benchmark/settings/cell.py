@@ -111,6 +111,14 @@ class EvaluationConfig(EvaluationOptions):
 
     evaluations: Annotated[dict[str, Evaluation], PlugIn(dict, plain)] = field(hash=False)
 
+    def __post_init__(self) -> None:
+        """Refuse to choose by images of another data set, which some evaluations may have."""
+        EvaluationOptions.__post_init__(self)
+        for name in (*self.select_by, *self.while_training):
+            if own := getattr(self.evaluations.get(name), "dataset", None):
+                what = f"evaluation.{name}.dataset={own.name}: select_by and while_training"
+                raise RegbenchError(f"{what} are for the cell's own images; leave out {name} there")
+
     def __getitem__(self, name: str) -> Evaluation:
         """Return the settings of one evaluation."""
         return self.evaluations[name]

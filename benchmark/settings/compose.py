@@ -84,7 +84,10 @@ class Composer:
         between values.
         """
         tree = self._tree(point)
-        given = {parse(override).key_or_group for override in point}
+        given: set[str] = set()
+        for override in map(parse, point):
+            # A mapping gives its members too.
+            given.update(names_in(override.value(), override.key_or_group))
         chosen = _fitted(tree, given, prepared=self._prepared)
         fitted = [f"{name}={shown(value)}" for name, value in chosen.items()]
         # Again from the start, as a fitted setting may be that of a plug-in or a group.
@@ -144,6 +147,7 @@ class Composer:
                         # The data set of an evaluation may be given by the name of a preset too.
                         of_evaluation = tuple((GROUPS | {"dataset": value}).items())
                         value = self._presets(of_evaluation)["dataset"]
+                        put(whole, key, None)  # nothing stays of the data set before
                     put(whole, key, value, new=override.is_add() or override.is_force_add())
                 self._groups[place] = whole[name]
             tree[name] = self._groups[place]

@@ -121,7 +121,11 @@ def row_values(overrides: Sequence[str]) -> list[tuple[str, Override, list[str]]
         # The parser takes seconds for the values of a larger grid.
         refuse_more(text, len(text) // _LETTERS, most)
         override = parse(text)
-        group = override.key_or_group
+        group, value = override.key_or_group, override.value()
+        is_part = isinstance(value, dict) and "name" not in value
+        if is_part and group in last and f"{group}." in (*_OF_PLUG_INS, "evaluation."):
+            what = f"{brief(text)} would take the place of {brief(last[group].input_line or '')}"
+            raise RegbenchError(f"{what}; write {group}.NAME=VALUE for each of its settings")
         for member in _dropped_by(group, last):
             del last[member]
         last[group] = override

@@ -205,7 +205,7 @@ def of_row(row: Sequence[str], overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if not override.startswith("epochs=")]
 
 
-def _with_equal_passes(name: str, cell: Cell) -> Cell:
+def _epochs_of_equal_passes(name: str, cell: Cell) -> int:
     views, taught = cell.augmentation.count, ""
     passes = Fraction(views)
     if cell.network.teacher == "ema":
@@ -221,7 +221,7 @@ def _with_equal_passes(name: str, cell: Cell) -> Cell:
             f"epochs={cell.epochs}, which is not a whole number; choose a multiple of "
             f"{share.denominator}"
         )
-    return replace(cell, epochs=int(epochs))
+    return int(epochs)
 
 
 def _expand(
@@ -238,7 +238,9 @@ def _expand(
         for point in itertools.product(*choices):
             cell, runtime, cluster, fitting = composer.compose(point)
             if passes:
-                cell = _with_equal_passes(name, cell)
+                # Composed anew, so that a warm-up that is not given fits these epochs.
+                again = f"epochs={_epochs_of_equal_passes(name, cell)}"
+                cell, _, _, fitting = composer.compose([*point, again])
             cells.setdefault(cell.id, (cell, cluster))  # two lines may give the same cell
             runtimes[runtime] = None
             notes[fitting] = None

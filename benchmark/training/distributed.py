@@ -266,7 +266,8 @@ def synchronize_batch_norm(network: nn.Module, world: World, device: torch.devic
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+                plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+                if not plain or child.momentum is None or child.running_mean is None:
                     raise RegbenchError(
                         f"{type(child).__name__} of the network cannot take its statistics over "
                         "several processes; train it in one, or choose another network"

@@ -99,10 +99,8 @@ class Journal:
             Diverged: If a loss or an embedding is not finite, or the embeddings have collapsed.
         """
         cell, progress = self._cell, self._progress
-        try:
-            loss = self._add_losses(steps_per_epoch)  # waits until a GPU has done all steps
-        finally:
-            progress.epoch_s = time.perf_counter() - self._epoch_began_s
+        loss = self._add_losses(steps_per_epoch)  # waits until a GPU has done all steps
+        progress.epoch_s = time.perf_counter() - self._epoch_began_s
         spread = feature_spread(self._gather(self._views_NQ[0]))
         # While the rate still rises, the embeddings of a sound run may lie close together for a
         # while.
@@ -177,20 +175,19 @@ class Journal:
     def _add_losses(self, steps_per_epoch: int) -> float:
         """Add up the addends of the noted steps' losses; return the last step's loss."""
         progress = self._progress
-        names = list(self._losses[0])
-        rows = []
-        for noted in self._losses:
-            rows.append(torch.stack([noted[name] for name in names]))
+        noted: list[Tensor] = []
+        for losses in self._losses:
+            noted += losses.values()
         # One copy for all steps: each copy from a GPU makes the host wait.
-        values = torch.stack(rows).tolist()
-        first = progress.step - len(values) + 1
-        for step, row in enumerate(values, start=first):
-            terms = dict(zip(names, row, strict=True))
-            if not math.isfinite(sum(row)):
+        values = iter(torch.stack(noted).tolist())
+        first = progress.step - len(self._losses) + 1
+        for step, losses in enumerate(self._losses, start=first):
+            terms = {name: next(values) for name in losses}
+            if not math.isfinite(sum(terms.values())):
                 self._end_diverged(step, steps_per_epoch, f"the loss is not finite ({terms})")
             for name, value in terms.items():
                 progress.sums[name] = progress.sums.get(name, 0.0) + value
-        return float(sum(values[-1]))
+        return float(sum(terms.values()))
 
     def _gather(self, view_NQ: Tensor) -> Tensor:
         """Return the embeddings of all ranks."""
@@ -207,5 +204,6 @@ class Journal:
         self._end_diverged(self._progress.step + 1, steps_per_epoch, reason)
 
     def _end_diverged(self, step: int, steps_per_epoch: int, reason: str) -> NoReturn:
+        self._progress.epoch_s = time.perf_counter() - self._epoch_began_s
         epoch = (step - 1) // steps_per_epoch + 1
         raise Diverged(self._cell.label, step, epoch, reason, self._progress)

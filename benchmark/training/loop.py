@@ -340,7 +340,8 @@ class _Training:
             except NotFinite as error:
                 reason = str(error)
             self.attempt.update(stage="pretrain", detail="")
-        plain_scores = [asdict(score) for score in scores]
+        # A number of NumPy's, as a plug-in may give, would make the checkpoint unreadable.
+        plain_scores = [{**asdict(score), "value": float(score.value)} for score in scores]
         stop, plain_scores, reason = self.world.from_first((stop, plain_scores, reason))
         progress.monitor_s += time.perf_counter() - began_s
         if reason:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -83,15 +85,15 @@ class Step:
         # Each part of the batch has all views of some images.
         size = self.micro_batch_size or len(views_NCHW[0])
         parts = list(zip(*(x_NCHW.split(size) for x_NCHW in views_NCHW), strict=True))
-        # The states of the random generators before each part, for the second pass.
-        states: list[list[Tensor]] = []
         marks = [self.mark()]
         # The teacher first: its activations are gone before others wait for the backward pass.
         targets_NQ = self._taught(parts)
+        rewind = None
         if len(parts) == 1:
             outputs_NQ = self._embed(self.network, views_NCHW)
         else:
-            outputs_NQ = self._embed_without_graph(parts, states)
+            rewind = _rewind(views_NCHW[0].device)
+            outputs_NQ = self._embed_without_graph(parts)
         values_NQ = [z_NQ.detach().float() for z_NQ in outputs_NQ]
         method, views = self.method, len(views_NCHW)
         if self.teacher is not None:
@@ -109,10 +111,11 @@ class Step:
         leaves_NQ = [value_NQ.detach().requires_grad_() for value_NQ in values_NQ[trained]]
         terms, gradients = self._loss(method, leaves_NQ, views, targets_NQ, labels_N)
         marks.append(self.mark())
-        if len(parts) == 1:
+        if rewind is None:
             _backward(outputs_NQ[trained], gradients)
         else:
-            self._backward_in_parts(parts, gradients, states, trained)
+            rewind()
+            self._backward_in_parts(parts, gradients, trained)
         marks.append(self.mark())
         self.optimizer.step()
         rescale_prototypes(self.network)
@@ -193,45 +196,41 @@ class Step:
         return outputs_NQ
 
     @torch.no_grad()
-    def _embed_without_graph(
-        self, parts: list[tuple[Tensor, ...]], states: list[list[Tensor]]
-    ) -> Sequence[Tensor]:
-        passes = []
+    def _embed_without_graph(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:
         with _frozen_statistics(self.network):
-            for part in parts:
-                # Stochastic layers draw from the CPU's generator and a GPU's.
-                device = part[0].device
-                states.append([torch.random.get_rng_state()])
-                if device.type == "cuda":
-                    states[-1].append(torch.cuda.get_rng_state(device))
-                passes.append(self._embed(self.network, part))
+            passes = [self._embed(self.network, part) for part in parts]
         return [torch.cat(view) for view in zip(*passes, strict=True)]
 
     def _backward_in_parts(
-        self,
-        parts: list[tuple[Tensor, ...]],
-        gradients: tuple[Tensor, ...],
-        states: list[list[Tensor]],
-        trained: slice,
+        self, parts: list[tuple[Tensor, ...]], gradients: tuple[Tensor, ...], trained: slice
     ) -> None:
         """Pass each part again, now with a graph, and feed its `trained` outputs their rows of the
         gradient (Gao et al., 2021).
 
-        A part draws the same random numbers as in its first pass. The ranks average their gradients
-        with the last part.
+        The parts draw the same random numbers as in their first pass, in the same order. The ranks
+        average their gradients with the last part.
         """
         sizes = [len(part[0]) for part in parts]
         rows_of_parts = zip(*(g_NQ.split(sizes) for g_NQ in gradients), strict=True)
-        for number, (part, rows) in enumerate(zip(parts, rows_of_parts, strict=True), start=1):
-            is_last = number == len(parts)
-            wait = isinstance(self.network, DistributedDataParallel) and not is_last
-
+        for part, rows in zip(parts, rows_of_parts, strict=True):
+            wait = isinstance(self.network, DistributedDataParallel) and part is not parts[-1]
             with self.network.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
-                of_cpu, *of_gpu = states[number - 1]
-                torch.random.set_rng_state(of_cpu)
-                for state in of_gpu:
-                    torch.cuda.set_rng_state(state, part[0].device)
                 _backward(self._embed(self.network, part)[trained], rows)
+
+
+def _rewind(device: torch.device) -> Callable[[], None]:
+    """Return what puts all generators that layers may draw from back to where they are now."""
+    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    of_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu, device)
+
+    return rewind
 
 
 def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:

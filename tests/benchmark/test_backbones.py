@@ -428,6 +428,35 @@ def test_other_models_of_timm_give_what_is_pooled() -> None:
     assert dim == 320
 
 
+def test_a_model_whose_patches_are_of_convolutions_takes_views_of_any_size() -> None:
+    options = {"depth": 1, "embed_dim": 16, "num_heads": 2}
+    module, dim = BACKBONES.build("timm", model="xcit_nano_12_p8_224", options=options).build(1, 24)
+    assert module(GREY).shape == (3, dim) == (3, 16)
+
+
+@pytest.mark.parametrize(
+    ("model", "in_timm"),
+    [
+        ("beit_base_patch16_224", True),
+        ("vit_small_patch16_dinov3", True),
+        ("vit_relpos_small_patch16_224", False),  # which normalises the mean
+    ],
+)
+def test_a_card_says_what_timm_makes_the_same_of(model: str, in_timm: bool) -> None:
+    import timm
+
+    options = {"depth": 1, "embed_dim": 24, "num_heads": 2}
+    backbone = BACKBONES.build("timm", model=model, representation="mean", options=options)
+    module, _ = backbone.build(3, 32)
+    arguments = backbone.timm_arguments(3, 32)
+    assert (arguments is not None) == in_timm
+    if arguments is not None:
+        twin = timm.create_model(**arguments)
+        twin.load_state_dict(module.state_dict())
+        x = torch.randn(2, 3, 32, 32)
+        torch.testing.assert_close(twin.eval()(x), module.eval()(x))
+
+
 TIMM_REFUSALS = yaml.safe_load(Path(__file__).with_name("timm_refusals.yaml").read_text())
 
 

@@ -637,6 +637,8 @@ def test_epochs_of_many_views_are_fewer_where_passes_are_to_be_equal(tmp_path: P
         sweep = load_sweep(write(tmp_path / "own.yaml", f"description: x\n{equal}{cells}"))
         assert [cell.epochs for cell in sweep.cells] == epochs
     file = str(tmp_path / "own.yaml")
+    (_, short) = load_sweep(file, ["epochs=4"]).cells
+    assert (short.epochs, short.optimizer.warmup_epochs) == (1, 0.5)
     reason = "equal: passes gives 8 views 1/4 of epochs=10, which is not a whole number"
     with is_refused(f"{reason}; choose a multiple of 4"):
         load_sweep(file, ["epochs=10"])
@@ -676,9 +678,17 @@ def test_a_files_line_drops_no_setting(common: str, cells: str, said: str, tmp_p
         load_sweep(file)
 
 
-def test_a_plug_in_may_be_given_with_its_settings() -> None:
+def test_settings_may_be_given_as_a_mapping() -> None:
+    """Nothing is then chosen in their place, to fit the epochs or the images."""
     cell, _ = load_run(["method={name:sfrik_l1,alignment_weight:5}"])
     assert cell.method == methods.build("sfrik_l1", alignment_weight=5.0)
+    cell, _ = load_run(["epochs=4", "optimizer={warmup_epochs:3}"])
+    assert cell.optimizer.warmup_epochs == 3
+    cell, _ = load_run(["dataset=latents", "evaluation={protocols:[measures]}"])
+    assert cell.evaluation.protocols == ("measures",)
+    for two in (["optimizer=sgd", "optimizer={base_lr:3}"], ["evaluation={select_by:[knn]}"] * 2):
+        with is_refused("would take the place of .*NAME=VALUE"):
+            load_run(two)
 
 
 def test_untrained_networks_are_one_cell_whatever_the_method() -> None:

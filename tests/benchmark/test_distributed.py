@@ -141,6 +141,7 @@ def test_processes_train_as_one_does(
         if name == "stopped":  # by all ranks, whose one checkpoint serves any number of them
             resumed = there(run_cell(*load_run(cases[name]), name))
             assert [attempt.from_step for attempt in resumed.attempts] == [None, 2, 3]
+            assert resumed.environment["world_size"] == f"{size}, then 1"
         record = record_of(tiny, name)
         rows, expected = all_digits(record), all_digits(record_of(shared, name))
         # bf16 rounds what is summed in another order; float32 does so ten thousand times less, and
@@ -271,10 +272,11 @@ def test_a_layer_that_does_more_than_bn_is_not_taken_for_bn() -> None:
     """timm's rectifies too, which would be lost."""
     from timm.layers.norm_act import BatchNormAct2d
 
-    network = nn.Sequential(BatchNormAct2d(4))
-    with is_refused("BatchNormAct2d of the network cannot take its statistics over several"):
-        world = World(size=2, group=cast("dist.ProcessGroup", object()))
-        synchronize_batch_norm(network, world, torch.device("cpu"))
+    kinds = [BatchNormAct2d(4), nn.BatchNorm2d(4, momentum=None)]
+    for layer in (*kinds, nn.BatchNorm2d(4, track_running_stats=False)):
+        with is_refused(f"{type(layer).__name__} of the network cannot take its statistics over"):
+            world = World(size=2, group=cast("dist.ProcessGroup", object()))
+            synchronize_batch_norm(nn.Sequential(layer), world, torch.device("cpu"))
 
 
 def test_a_launcher_that_says_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

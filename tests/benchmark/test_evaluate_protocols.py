@@ -236,6 +236,7 @@ def test_places205_is_probed_on_its_images(make: Make, few: DatasetConfig, tmp_p
     names = 2 * ("places205_top1", "places205_top5")
     assert list(named(scores)) == list(zip(names, splits, strict=True))
     assert named(scores)["places205_top1", "test"] > 50
+    assert scores[0].title == "linear, few, top-1"  # which are not of Places205
     rates = "12 epochs with a tenth of the rate from epochs 8, 10 on"
     for part in ("augmented features, BN without", rates, "chosen on"):
         assert part in scores[0].protocol
@@ -294,12 +295,24 @@ def test_few_labels_choose_a_pair_of_rates_on_the_tuning_split(
     assert [f"{rate:g}" for rate in entry["chosen"].values()] == best.split(" and ")
     assert entry["selected_on"] == "tuning"
     assert entry["candidates"][best] == named(scores)[protocol + "_top1", "tuning"]
+    assert scores[0].title == "fine-tuning, few, top-1"
     assert "fine-tuning on few, 4 epochs" in scores[0].protocol
     assert f"{best} chosen on tuning from" in scores[0].protocol
     # The test score is the chosen pair's own, whichever was trained last.
     backbone, head = ((rate,) for rate in entry["chosen"].values())
     config = tuning(few, backbone_learning_rates=backbone, head_learning_rates=head)
     assert named(make("alone", **{protocol: config}).run(protocol)) == named(scores)
+
+
+def test_a_network_that_diverges_in_fine_tuning_has_no_right_answer(
+    make: Make, few: DatasetConfig
+) -> None:
+    rates: dict[str, Any] = {"backbone_learning_rates": (1e30, 0.05), "head_learning_rates": (0.1,)}
+    subject = make("run", labels1=tuning(few, **rates))
+    scores = named(subject.run("labels1"))
+    entry = subject.choices.entries["labels1_learning_rates"]
+    assert entry["candidates"]["1e+30 and 0.1"] == 0
+    assert entry["candidates"]["0.05 and 0.1"] == scores["labels1_top1", "tuning"] > 0
 
 
 @pytest.mark.parametrize("features", ["cached", "augmented"])
@@ -383,11 +396,12 @@ def test_retrieval_counts_what_comes_first_among_views_of_the_test_split(make: M
         assert score.value == pytest.approx(100 * sum(rank < k for rank in rank_N.tolist()) / 24)
 
 
-def test_representations_that_are_not_finite_are_refused(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value", [torch.nan, 1e25])
+def test_representations_that_are_not_finite_or_have_no_finite_length_are_refused(
+    value: float, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = make("run")
-    monkeypatch.setattr(Encoder, "represent", lambda e, x: torch.full((len(x), e.dim), torch.nan))
+    monkeypatch.setattr(Encoder, "represent", lambda e, x: torch.full((len(x), e.dim), value))
     reason = "of the tuning split are not finite"
     with pytest.raises(NotFinite, match=f"representations {reason}"):
         subject.features("tuning", "bicubic")
@@ -438,6 +452,7 @@ def test_what_cannot_be_evaluated_is_refused_before_training(
     refused("labels1", rf"{untuned} .* evaluation\.labels1\.{rates}", labels1=tuning(whole))
     reason = rf"{untuned} .* evaluation\.places205\.learning_rates=\[0\.1\]"
     refused("places205", reason, places205=several)
+    refused("places205", r"places205\.dataset=null: its scores would be", places205=probing())
     one_rate = tuning(whole, backbone_learning_rates=(0.05,))
     refused("labels1", "has no tuning split", labels1=one_rate)
     absent = "'in100_labels10' is not prepared in .*; run: regbench prepare in100_labels10"

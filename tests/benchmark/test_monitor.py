@@ -10,10 +10,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ from regbench.benchmark.rundir.choice import Choices
 from regbench.benchmark.rundir.directory import checkpoint_files, run_directory, tensor_files
 from regbench.benchmark.rundir.interruption import Interrupted
 from regbench.benchmark.rundir.lease import Attempt
-from regbench.benchmark.rundir.record import Record, read_record
+from regbench.benchmark.rundir.record import Record, Score, read_record
 from regbench.benchmark.settings.sweep import load_run
 from regbench.benchmark.training import journal
 from regbench.benchmark.training.assembly import build_network
@@ -119,11 +121,22 @@ def test_each_epoch_is_scored_with_its_own_weights(
     assert scores[1] != scores[2] != scores[3]
 
 
-def test_every_few_epochs_and_after_the_last(tiny: list[str]) -> None:
+def test_every_few_epochs_and_after_the_last(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score may be a number of NumPy's, which a checkpoint must not hold."""
+    select = KNN.select
+
+    def of_numpy(self: KNN, name: str, subject: Subject) -> list[Score]:
+        found = select(self, name, subject)
+        return [replace(score, value=np.float64(score.value)) for score in found]
+
+    monkeypatch.setattr(KNN, "select", of_numpy)
     watched = ("evaluation.while_training=[knn]", "evaluation.every_epochs=2")
     every = ("method=vicreg", "epochs=5", *watched)
-    record, _ = finish([*tiny, *every], "here")
+    record, directory = finish([*tiny, *every], "here")
     assert list(curve(record)) == [2, 4, 5]
+    assert load_checkpoint(directory) is not None
     untrained, _ = finish([*tiny, *every, "epochs=0", "optimizer.warmup_epochs=0"], "here")
     assert untrained.history == []
 
