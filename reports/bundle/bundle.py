@@ -169,9 +169,11 @@ def _unpack(path: Path, folder: Path) -> str:
                 decoder.allowed = _AROUND_A_FILE
                 # Otherwise the archive keeps the headers of all its members in memory.
                 archive.members = []  # type: ignore[attr-defined]
-        # The decoder compares what it has read with a checksum at the end.
-        while decoder.read(_CHUNK_BYTES):
-            pass
+            # More than the decoder allows: it has read all, and compared it with its checksum.
+            behind = cast("IO[bytes]", archive.fileobj).read(2 * _AROUND_A_FILE)
+        # Other programs may go on there, and unpack other files than those that were checked.
+        if behind.strip(bytes(1)) or decoder.decoder.unused_data or packed.read(1):
+            raise ValueError("it goes on behind its end")
     return digest(found)
 
 
@@ -230,8 +232,8 @@ def _read(path: Path, sha256: str, folder: Path) -> Bundle:
             weights.add(record.checkpoint.sha256)
             misfits += weights_misfits(record)
         for place in run.evaluations:
-            for score in LaterEvaluation.read(place).scores:
-                later.add((record.cell_id, score.name, score.split))
+            scores = LaterEvaluation.read(place).scores
+            later |= {(record.cell_id, score.name, score.split) for score in scores}
         inside = replace(record, path=record.path.relative_to(folder))
         if inside.path.parts[0] != record.sweep:
             misfits.append(Misfit(record.path, f"is of the sweep {record.sweep}"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record_parts import finite_numbers
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import configuration_id
 from regbench.errors import RegbenchError
@@ -65,7 +66,7 @@ def claim_misfits(bundle: Bundle) -> list[str]:
     for record in bundle.records:
         if record.status == "done" and not record.is_reference and "external" not in record.cell:
             rules.append((record.path, of_final_run(record, bundle.choices, tuned_sweeps)))
-    misfits = [*_of_units(bundle.records), *_of_shared_files(bundle.records)]
+    misfits = [*unit_misfits(bundle.records), *_of_shared_files(bundle.records)]
     for records in configurations.values():
         misfits += _of_seeds(records, bundle.later)
     for path, reasons in rules:
@@ -137,6 +138,9 @@ def _of_settings(record: Record) -> Iterator[str]:
     if record.method != method:
         yield f"its method is {brief(record.method)!r}, that of its settings is {method!r}"
     if "external" in record.cell:
+        is_trained = record.cell["epochs"] is not None or record.metrics is not None
+        if record.status != "done" or is_trained or record.is_reference:
+            yield "its weights are published ones, which are evaluated alone"
         return
     try:
         label = Cell.stored(record.cell).label
@@ -175,10 +179,10 @@ def _better_candidate(choice: Mapping[str, Any]) -> str | None:
     candidates, chosen = choice.get("candidates"), choice.get("chosen")
     if not isinstance(candidates, dict) or not isinstance(chosen, int | float | str):
         return None
-    scores = {name: value for name, value in candidates.items() if isinstance(value, int | float)}
+    scores = finite_numbers(candidates)
     if not scores:
         return None
-    best: str = max(scores, key=lambda name: scores[name])
+    best = max(scores, key=lambda name: scores[name])
     # Candidates are keys of JSON, and so texts.
     if not isinstance(chosen, str):
         chosen = f"{chosen:g}"
@@ -230,7 +234,7 @@ def _of_seeds(records: Sequence[Record], later: Collection[tuple[str, ...]]) -> 
             yield Misfit(record.path, f"has no {name} on test, as other seeds of its settings have")
 
 
-def _of_units(records: Sequence[Record]) -> Iterator[Misfit]:
+def unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
     """Find scores that have another unit than elsewhere: without the right unit, nothing bounds
     their values.
     """

@@ -17,7 +17,7 @@ from regbench.benchmark.rundir.record import Record
 from regbench.errors import RegbenchError
 from regbench.reports import write_records
 from regbench.reports.bundle.bundle import SUFFIX, Bundle, read_bundle
-from regbench.reports.bundle.claims import claim_misfits
+from regbench.reports.bundle.claims import claim_misfits, unit_misfits
 from regbench.reports.find.check import first_of, image_misfits
 from regbench.reports.find.judging import Misfit
 from regbench.reports.find.records import read_records
@@ -42,8 +42,8 @@ class Leaderboard:
 def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     """Write the report of all bundles in a folder.
 
-    A bundle is left out if `verify` refuses it, or if it saw other images of a data set than those
-    before it.
+    A bundle is left out if `verify` refuses it, or if it has other images of a data set or other
+    units of a score than those before it.
 
     Args:
         folder: Folder with bundles, its subfolders included.
@@ -55,8 +55,6 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
     folder, out = folder.absolute(), out.absolute()
     taken: list[Path] = []
     left_out: list[Misfit] = []
-    # One record of each data set: all bundles that were taken saw the same images of it.
-    known: dict[str, Record] = {}
     # Cell id -> the record that counts, and the bundle that it is of.
     of_cell: dict[str, tuple[Record, Path]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
@@ -67,8 +65,9 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
             name = Path(printable(str(path.relative_to(folder))))
             try:
                 bundle = read_bundle(path, name)
-                misfits = claim_misfits(bundle)
-                misfits = misfits or [*image_misfits([*known.values(), *bundle.records])]
+                together = [*(record for record, _ in of_cell.values()), *bundle.records]
+                misfits = claim_misfits(bundle) or [*image_misfits(together)]
+                misfits = misfits or [*map(str, unit_misfits(together))]
                 if misfits:
                     raise RegbenchError(first_of(misfits))
             except RegbenchError as error:
@@ -76,7 +75,6 @@ def write_leaderboard(folder: Path, out: Path) -> Leaderboard:
                 shutil.rmtree(name, ignore_errors=True)
                 continue
             taken.append(name)
-            known |= {record.cell["dataset"]["name"]: record for record in bundle.records}
             left_out += _leave_out_known(bundle, name, of_cell)
             for weights in name.rglob("*.pt"):
                 weights.unlink()

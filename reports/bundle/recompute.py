@@ -106,12 +106,8 @@ def recompute(
     # Threads and loader decide the last bits of sums and of images.
     deciding = ("threads", "loader", "loss_form", "compile")
     # Where a run went on with other settings, no single one is right.
-    own = [
-        f"runtime.{name}={said[name]}"
-        for name in deciding
-        if name in said and THEN not in str(said[name])
-    ]
-    own += overrides
+    stated = [name for name in deciding if name in said and THEN not in str(said[name])]
+    own = [*(f"runtime.{name}={said[name]}" for name in stated), *overrides]
     cell, runtime = load_config(folder / "config.yaml", own)
     compute = resolve(runtime)
     # A GPU adds up in an order of its own.

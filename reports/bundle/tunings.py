@@ -111,10 +111,11 @@ def _of_place(
         yield f"{name}, is of {label}"
     if epochs != ranked.epochs:
         yield f"{name} after {ranked.epochs} epochs, trained for {epochs}"
-    if ranked.status != "diverged" and (ranked.status == "stopped") != (
-        epochs < entry.setting["epochs"]
-    ):
-        yield f"{name} as {ranked.status}, trained for {epochs} epochs"
+    status = "stopped" if epochs < entry.setting["epochs"] else "tuned"
+    if ranked.value is None:
+        status = "diverged"
+    if ranked.status != status:
+        yield f"{name} as {ranked.status}, is {status} after {epochs} epochs"
     # A final record, which replaces that of the tuning, is younger than the choice.
     tuned = [record for record in records if record.status == "tuned"]
     if not all(_before(record.finished, choice.created) for record in tuned):

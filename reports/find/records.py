@@ -199,7 +199,7 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
     # A reader of the CSV file wants the score beside the settings, and what leads back to the run
     # behind it.
     before = list(columns)[: list(columns).index("record")]
-    return pa.table({name: columns[name] for name in before} | of_scores | columns)
+    return pa.table({name: columns[name] for name in before} | of_scores | columns | of_scores)
 
 
 def _array(values: list[Any]) -> pyarrow.Array:

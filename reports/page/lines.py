@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from regbench.benchmark.rundir.record import Score
+from regbench.benchmark.rundir.record_parts import LARGEST
 from regbench.reports.page.drawing import (
     Drawing,
     Label,
@@ -134,7 +135,7 @@ def training_drawings(summary: Summary, style: Styles) -> list[Drawing]:
                     epoch, value = line.get("epoch"), line.get(key)
                     if not isinstance(epoch, int) or not isinstance(value, int | float):
                         continue
-                    if math.isfinite(value):
+                    if abs(value) <= LARGEST:
                         logged.append((epoch, 0.0, float(value)))
             curve = _curve(logged)
             if not curve:

@@ -60,14 +60,13 @@ def render_page(
     """
     sections, cells = [], []
     heads: dict[str, str] = {}
+    probes = set[str]()  # they have a table of their own
     pairs = zip(summaries, tables, strict=True)
     for number, (summary, made) in enumerate(pairs, start=1):
         sections.append(section(summary, made, number, style))
         cells += cells_of(summary, number, style)
         heads |= {name: score.head for name, score in summary.scores.items()}
-    probes = set()  # they have a table of their own
-    for cell in cells:
-        probes |= {score.name for score in cell["scores"] if score.probe is not None}
+        probes |= {name for name, score in summary.scores.items() if score.probe is not None}
     names = ", ".join(summary.name for summary in summaries)
     if len(summaries) > 3:  # more names would fill the screen
         names = f"{len(summaries)} sweeps"

@@ -45,7 +45,7 @@ def templates() -> Environment:
     )
     environment.globals["marker_paths"] = MARKER_PATHS
     for name in ("css", "js"):
-        environment.globals[name] = _HERE.joinpath(f"page.{name}").read_text()
+        environment.globals[name] = _HERE.joinpath(f"page.{name}").read_text(encoding="utf-8")
     return environment
 
 

@@ -181,8 +181,9 @@ def _row(
     for configuration in configurations:
         of_tuning = [each for each in configuration.records if _repeated_tuning(each) in tunings]
         searches = {record.search for record in of_tuning}
-        # By the seed, because a run that diverged may not say what chose it.
-        records += [record for record in configuration.records if record.seed // APART in searches]
+        # By the seed, because a run that diverged may not say what chose it; others do.
+        seeds = [each for each in configuration.records if each.seed // APART in searches]
+        records += [each for each in seeds if each.search is not None or each.status == "diverged"]
     records = records or list(chosen.records)
     settings = {}
     for key, name in setting_names(varying).items():

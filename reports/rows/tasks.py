@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regbench.reports.rows.summary import Summary
+from regbench.reports.rows.summary import Row, Summary
 
 # The ranks of one task are the order of its leaderboard.
 MIN_TASKS = 2
 MIN_METHODS = 3
 
 ByRun = Mapping[Any, float]
-"""Scores in percent, by what pairs a run with those of other methods (its seed, or its setting
-and seed).
+"""Scores in percent, negative where less is better, by what pairs a run with those of other
+methods (its seed, or its setting and seed).
 """
 
 
@@ -69,17 +69,18 @@ def over_tasks(summaries: Sequence[Summary]) -> Comparison | None:
         headline = summary.headline
         if summary.on_test or headline is None or summary.scores[headline].unit != "%":
             continue
-        rows_in: dict[str, dict[str, ByRun]] = {}
+        rows_in: dict[str, list[Row]] = {}
         for row in summary.methods:
-            rows_in.setdefault(row.setting, {})[row.label] = row.by_unit(headline)
-        task = tasks.setdefault(summary.name, {})
+            rows_in.setdefault(row.setting, []).append(row)
+        task, sign = tasks.setdefault(summary.name, {}), summary.scores[headline].sign
         for setting, rows in rows_in.items():
-            for label, by_seed in rows.items():
-                runs = task.setdefault(label, {})
+            for row in rows:
+                runs = task.setdefault(row.label, {})
                 # A setting that few methods have compares nothing, and would leave no run that all
                 # have.
                 if len(rows) >= MIN_METHODS:
-                    runs.update({(setting, seed): score for seed, score in by_seed.items()})
+                    for seed, score in row.by_unit(headline).items():
+                        runs[setting, seed] = sign * score
     return compare_over(tasks)
 
 
@@ -116,7 +117,7 @@ def compare_over(tasks: Mapping[str, Mapping[str, ByRun]]) -> Comparison | None:
     means = np.stack(list(means_of.values()))
     # Means of the same counts of images may differ in their last bits; they rank alike.
     mean_ranks = rankdata(-np.round(means, 9), axis=1).mean(axis=0)
-    shortfalls = np.sort(means.max(axis=1, keepdims=True) - means, axis=0)
+    shortfalls = np.sort(np.round(means.max(axis=1, keepdims=True) - means, 9), axis=0)
     standings = []
     for i in np.argsort(mean_ranks, kind="stable"):
         standings.append(Standing(labels[i], float(mean_ranks[i]), tuple(shortfalls[:, i])))

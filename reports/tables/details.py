@@ -93,10 +93,8 @@ def significance_table(summary: Summary) -> Table:
     shown = rows[:SIGNIFICANCE_ROWS]
     lines = []
     for place, i in enumerate(shown, start=1):
-        compared = summary.tukey(name).compare(i, shown)
-        texts = []
-        for j, found in zip(shown, compared, strict=True):
-            texts.append(DASH if i == j else p_value(found.p))
+        texts = [p_value(found.p) for found in summary.tukey(name).compare(i, shown)]
+        texts[place - 1] = DASH  # the row itself
         lines.append(Line(entries(f"{place}. {summary.rows[i].name}", *texts)))
     plural = UNITS[summary.unit]
     notes = [

@@ -76,8 +76,7 @@ def _entry(score: Score, row: Row) -> Entry:
     if stat is None:
         return Entry(DASH)
     decimals, whole = (1, 100.0) if score.unit == "%" else (2, 1.0)
-    rounded = round(stat.mean, decimals) + 0.0  # what rounds to −0 is 0
     # R² is below 0 where a probe is worse than the mean. A colour has nothing below white.
     shade = round(100 * min(max(stat.mean / whole, 0.0), 1.0))
-    text = f"{rounded:.{decimals}f}".replace("-", "−")
+    text = f"{stat.mean:z.{decimals}f}".replace("-", "−")  # what rounds to −0 is 0
     return Entry(text, why=f"{mean_pm(stat, decimals + 1)}, n = {stat.n}", shade=shade)

@@ -286,6 +286,11 @@ def test_what_comes_after_the_archive_is_not_read_without_end(honest: Path, tmp_
     long.write_bytes(lzma.compress(content + bytes(2**20)))
     short.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
     assert "it unpacks to more than its files" in run("verify", long).stderr
+    # Other programs would unpack it, over the files before.
+    cut = lzma.compress(content.rstrip(bytes(1)) + bytes(512))
+    for more in (cut + honest.read_bytes(), lzma.compress(content + content)):
+        long.write_bytes(more)
+        assert "it goes on behind its end" in run("verify", long).stderr
     assert read_bundle(short).sha256 == read_bundle(honest).sha256
     greedy = tmp_path / "greedy.tar.xz"
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**28}]

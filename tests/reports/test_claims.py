@@ -96,12 +96,12 @@ def _untrained(parts: Parts) -> None:
     parts.settle(made)
 
 
-def _published(parts: Parts) -> None:
+def _published(parts: Parts, status: str = "done", **changes: object) -> None:
     cell: Json = dict.fromkeys(
         ("embedding_dim", "batch_size", "micro_batch_size", "epochs", "precision", "optimizer")
     )
     cell |= {"method": {"name": "external"}, "external": {"source": "a.pt", "sha256": "0" * 64}}
-    _reference(parts, **cell).update(label="published", method="external")
+    _reference(parts, **cell | changes).update(label="published", method="external", status=status)
 
 
 def _stopped_higher(parts: Parts) -> None:
@@ -281,6 +281,9 @@ def _other_seeds_value(parts: Parts) -> None:
 
 BY_CODE: dict[str, Change] = {
     "published weights": _published,
+    "published weights of a tuning": partial(_published, status="tuned"),
+    "published weights as an untrained network": partial(_published, epochs=0),
+    "published weights as a network with labels": partial(_published, baseline="supervised"),
     "an untrained network": _untrained,
     "a training that was stopped while it was the best": _stopped_higher,
     "a search that stopped one of each method": partial(
@@ -352,7 +355,6 @@ UNCHECKED = {
     "choices.*.choices.*.ranking.*.cell_id": "the configuration beside it says what was tried",
     "choices.*.choices.*.setting.*": "a task is what the records say; only equal settings matter",
     "choices.*.choices.*.ranking.*.hyperparameters.*": "tables have those of the records",
-    "choices.*.choices.*.ranking.*.status": "of the best and the last, which are told by epochs",
     "evaluations.*.command": "nothing is computed by it",
     "evaluations.*.finished": "no order hangs on it",
     "evaluations.*.protocol": "a name of what was done",

@@ -234,7 +234,8 @@ def repeated(record: Make) -> None:
     # Neither a run of another tuning is in the row, nor one by itself of what a search chose.
     other = {"choice": {"hyperparameters": GIVEN | {"sha256": "other", "search": 1}}}
     record("VICReg", 1000, cell=method("VICReg", 2.0), tuning=10.0, **other)
-    record("VICReg", 5, cell=method("VICReg", 11.0), tuning=60.0)
+    for weight in (10.0, 11.0):
+        record("VICReg", 5, cell=method("VICReg", weight), tuning=60.0)
     # What is said of searches is of the rows that have several, and one has no interval.
     beside = {"dataset": dataset("digits")}
     for number in range(3):

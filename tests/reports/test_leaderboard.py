@@ -80,6 +80,18 @@ def test_a_bundle_of_other_images_is_left_out(lab: Path, tmp_path: Path) -> None
     assert len(cells_in(page)) == 6
 
 
+def test_a_bundle_of_other_units_is_left_out(lab: Path, tmp_path: Path) -> None:
+    """Without its unit, a percentage of 170 would stand first in the column of percentages."""
+    shutil.copy(lab, tmp_path / "a.tar.xz")
+    parts = Parts(lab)
+    for record in parts.records:
+        for each in record["scores"]:
+            each["unit"] = ""
+    parts.write(tmp_path / "b.tar.xz")
+    page = board_of(tmp_path, "left out: b.tar.xz: .* has the unit '', in other records '%'")
+    assert len(cells_in(page)) == 6
+
+
 def test_the_final_run_of_a_cell_counts_before_that_of_a_tuning(lab: Path, tmp_path: Path) -> None:
     parts = Parts(lab)
     parts.choices.clear()

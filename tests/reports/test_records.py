@@ -27,7 +27,8 @@ def test_tidy_data(record_here: Make, golden: Callable[[str, str], None]) -> Non
     how |= {"record": "q/tuning_choice.json", "sha256": "0"}
     record("VICReg", 0, knn=70.5, linear=75.25, tuning=71.0, choice={"hyperparameters": how})
     # A column that one record alone has, and numbers that no column can hold.
-    own = {"serial": 7, "gpus": ["a", "b"], "label": "forged"}  # no column is taken from others
+    own = {"serial": 7, "gpus": ["a", "b"]}
+    own |= {"label": "forged", "value": 99.0}  # no column is taken from others
     record("AUH", 3, linear=None, environment=own)
     timm = {"name": "timm", "model": "vit_tiny_patch16_224"}
     cell = {"network": backbone("timm", backbone=timm)}

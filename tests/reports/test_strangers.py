@@ -178,11 +178,14 @@ def test_a_log_prints_escapes() -> None:
     assert done.stderr == "a\nb\\x1b[2J\\u202e\n"
 
 
-def test_ranks_that_no_embeddings_have_are_not_drawn(lab: Path, tmp_path: Path) -> None:
-    """On their axis, a logarithmic one, they have no place."""
+def test_numbers_that_no_training_has_are_not_drawn(lab: Path, tmp_path: Path) -> None:
+    """A rank of 0 has no place on its axis, a logarithmic one; squares of the losses are no
+    floats.
+    """
     parts = Parts(lab)
     for record in parts.records:
         parts.history(record, lambda rows: rows[-1].update(effective_rank=0.0))
+        parts.history(record, lambda rows: rows[-1].update(loss=1e200 * rows[0]["epoch_s"]))
     parts.write(tmp_path / "odd.tar.xz")
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
     assert (done.exit_code, done.stderr) == (0, "")

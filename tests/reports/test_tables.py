@@ -257,6 +257,17 @@ def test_style_that_a_row_keeps_is_nothing_good(runs: Path, record: Make) -> Non
     assert (first.label, summary.best("style_r2_embedding").top) == ("AUH", 0)
 
 
+def test_the_lowest_error_has_the_first_rank(runs: Path, record: Make) -> None:
+    for name in ("one", "two"):
+        for place, label in enumerate(("AUH", "VICReg", "RBF kernel")):
+            error = dataclasses.replace(score("error", 10.0 + place), higher_is_better=False)
+            record(label, scores=(error,), cell={"dataset": dataset(name)})
+    found = there(over_tasks(tasks(runs)))
+    assert [(one.label, one.mean_rank) for one in found.standings] == [
+        *(("AUH", 1.0), ("VICReg", 2.0), ("RBF kernel", 3.0)),
+    ]
+
+
 def test_methods_are_ranked_by_their_means_over_what_all_have() -> None:
     scores = np.array([80.0, 79.0, 70.0]) + np.random.default_rng(0).normal(size=(5, 3, 3))
     names = ("one", "two", "three", "four", "five")
@@ -287,9 +298,11 @@ def test_a_method_that_diverged_everywhere_in_a_task_is_left_out() -> None:
 
 
 def test_scores_that_differ_in_their_last_bits_rank_alike() -> None:
-    scores = {"a": {0: 70.1}, "b": {0: 70.1 + 2e-14}, "c": {0: 60.0}}
+    scores = {"a": {0: 32.74}, "b": {0: 32.74 + 1e-14}, "c": {0: 31.74}}
     found = there(compare_over({"one": scores, "two": scores}))
     assert [one.mean_rank for one in found.standings] == [1.5, 1.5, 3.0]
+    within_1_point = [line.entries[2].text for line in over_tasks_table(found).lines]
+    assert within_1_point == ["100", "100", "100"]
 
 
 def test_one_task_or_two_methods_are_no_comparison() -> None:
