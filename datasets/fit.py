@@ -78,7 +78,10 @@ def fitting(
             # Protocols that need no labels.
             fitted["evaluation.protocols"] = ["retrieval", "measures"]
         if manifest and isinstance(batch_size, int) and isinstance(epochs, int):
-            images = _pretraining_images(dataset, manifest)
+            # A limit that is not a possible number is refused later.
+            given_limits = map(dataset.get, ("train_per_class", "pretraining_images"))
+            limits = [n if isinstance(n, int) and n > 0 else None for n in given_limits]
+            images = manifest.images_to_train_on(*limits)
             if "batch_size" not in given:
                 # The largest power of two that the images fill. With a quarter of it, an epoch has
                 # at least four steps.
@@ -89,17 +92,6 @@ def fitting(
             steps = max(1, images // max(1, batch_size))
             fitted["epochs"] = max(epochs, math.ceil(_STEPS / steps))
     return {name: value for name, value in fitted.items() if name not in given}
-
-
-def _pretraining_images(dataset: Mapping[str, Any], manifest: Manifest) -> int:
-    """Count the images that are pretrained on."""
-    count = manifest.splits[manifest.pretraining_split]["num_samples"]
-    limits = [dataset.get("pretraining_images")]
-    per_class = dataset.get("train_per_class")
-    if isinstance(per_class, int) and manifest.pretraining_split == "train":
-        limits.append(per_class * len(manifest.class_names))
-    # A limit that is not a possible number is refused later.
-    return min([count, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
 def _fitting_images(dataset: Mapping[str, Any], manifest: Manifest | None) -> dict[str, Any]:

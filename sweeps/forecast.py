@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +18,8 @@ from regbench import methods
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep
-from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import DividedFiles
+from regbench.datasets.sources.latents import Latents
 from regbench.datasets.stored.manifest import Manifest
 from regbench.errors import RegbenchError
 from regbench.sweeps.predict import Needs, predict
@@ -98,7 +99,7 @@ def plan(sweep: Sweep) -> list[Planned]:
         # On a CPU, FLOP say little about time.
         on_gpu = pretrain.gpus and sweep.runtime.device != "cpu"
         if gpu_hours is None and needs is not None and on_gpu:
-            images = _images(Path(sweep.runtime.data_dir), cell.dataset)
+            images = _images(Path(sweep.runtime.data_dir), cell)
             if images is not None:
                 # The last short batch of an epoch is dropped.
                 steps = images // cell.batch_size * cell.epochs
@@ -108,22 +109,23 @@ def plan(sweep: Sweep) -> list[Planned]:
     return planned
 
 
-def _images(data_dir: Path, dataset: DatasetConfig) -> int | None:
+def _images(data_dir: Path, cell: Cell) -> int | None:
     """Return the number of images of a training; None if it is not known."""
-    if dataset.pretraining_images:
-        return dataset.pretraining_images
-    try:
+    dataset, source = cell.dataset, cell.dataset.source
+    # The labels of a latent world are its content, which all examples have.
+    labels = cell.is_supervised and not isinstance(source, Latents)
+    per_class, most = dataset.train_per_class, dataset.pretraining_images
+    with contextlib.suppress(RegbenchError):  # not prepared yet
         manifest = Manifest.load(data_dir, dataset.name)
-        return int(manifest.splits[manifest.pretraining_split]["num_samples"])
-    except RegbenchError:  # not prepared yet
-        source = dataset.source
-    per_class = dataset.train_per_class
+        return manifest.images_to_train_on(per_class, most, labels=labels)
+    if most:
+        return most
+    # A pretraining takes the images without labels where there are any.
+    if "unlabeled" in source.expected and not labels:
+        return source.expected["unlabeled"]
     if not per_class and isinstance(source, DividedFiles):
         per_class = source.train_per_class
-    if per_class:
-        return per_class * dataset.num_classes
-    # A pretraining takes the images without labels where there are any.
-    return source.expected.get("unlabeled", source.expected.get("train"))
+    return per_class * dataset.num_classes if per_class else source.expected.get("train")
 
 
 def refuse_oversized(sweep: Sweep) -> None:
@@ -187,8 +189,6 @@ def _times(runs: Path) -> _Times:
 
 def _known_hours(cell: Cell, times: _Times) -> float | None:
     """Return the median GPU hours of like cells; None if none has run."""
-    if not times:
-        return None
     same_method, any_method = _kinds(methods.registry_name(cell.method), cell.plain())
     # Most of a step is the network's, so another method in the same setting gives a rough time.
     found = times.get(same_method) or times.get(any_method)

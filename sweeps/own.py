@@ -8,6 +8,7 @@ is written down as a sweep's file, so that the same command goes on with the sam
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from regbench.benchmark.settings.overrides import row_values
 from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import SweepFile, load_rows, load_sweep, read_rows
 from regbench.datasets.config import DatasetConfig
-from regbench.datasets.stored.manifest import FILE_NAME, Manifest, SplitEntry
+from regbench.datasets.stored.manifest import FILE_NAME, Manifest
 from regbench.datasets.stored.prepare import INPUTS
 from regbench.errors import RegbenchError
 from regbench.files import digest, write_new
@@ -141,15 +142,17 @@ def own_file(
         return path
     cells = [cell for cell in grid.cells if cell.is_method]
     enough = cells[0].epochs
-    split = data.splits[data.pretraining_split]
+    batch, dataset = cells[0].batch_size, cells[0].dataset
+    limits = dataset.train_per_class, dataset.pretraining_images
+    images = data.images_to_train_on(*limits)
     file = replace(read_rows(preset, given), name=f"{data.name}_speed")
-    has_labels = bool(data.class_names)
     # A few labels beside many images may not fill a batch.
-    is_supervised = has_labels and data.splits["train"]["num_samples"] >= cells[0].batch_size
-    speed = _measured(file, cells, split, execute)
+    labelled = data.images_to_train_on(*limits, labels=True) if data.class_names else 0
+    is_supervised = labelled >= batch
+    speed = _measured(file, cells, images, execute)
     speed = replace(speed, supervised=_SEEDS * is_supervised)
     methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough, all_trials)
-    steps = epochs * (split["num_samples"] // cells[0].batch_size)
+    steps = epochs * (images // batch)
     tried = "one configuration, as no label can choose,"
     beside = "the untrained network"
     if trials:
@@ -218,18 +221,20 @@ def relabelled(
     # Before labels were noted, the file held the folder alone.
     if not found or found == asked:
         return False
-    for cell in runs_dir.glob(f"{config.name}_[0-9]*h*/*/config.yaml"):
-        other = f"with {found[0]}, not {asked[0]}, and {cell.parent.parent} compares methods on it"
-        raise RegbenchError(f"{what} {other}; {remedy}")
+    # As `own_file` names folders, so that birds_2_1h is no folder of birds.
+    own = re.compile(rf"{re.escape(config.name)}_[\d.e-]+h(_[0-9a-f]{{6}})?")
+    for cell in runs_dir.glob(f"{config.name}_*h*/*/config.yaml"):
+        begun = cell.parent.parent
+        if own.fullmatch(begun.name):
+            other = f"with {found[0]}, not {asked[0]}, and {begun} compares methods on it"
+            raise RegbenchError(f"{what} {other}; {remedy}")
     return True
 
 
-def _measured(
-    file: SweepFile, cells: Sequence[Cell], split: SplitEntry, execute: Execute
-) -> _Speed:
+def _measured(file: SweepFile, cells: Sequence[Cell], in_all: int, execute: Execute) -> _Speed:
     """Train some cells of a sweep for two epochs, and score the untrained rows; return their times.
 
-    If there are many images, the cells train on a part of them.
+    If there are many images `in_all`, the cells train on a part of them.
     """
     runtime = load_rows(file, file.rows).runtime
     parallel = min(at_a_time(runtime), 4 * len(cells))
@@ -239,7 +244,7 @@ def _measured(
         seed, method = divmod(number, len(cells))
         row = file.rows[method - len(cells)]
         rows.append((*row, f"epochs={_MEASURED_EPOCHS}", f"seed={seed}"))
-    in_all, batch = split["num_samples"], cells[0].batch_size
+    batch = cells[0].batch_size
     least = batch * (_MEASURED_BATCHES_OF_GPU if on_gpu else 1)
     images = max(_MEASURED_PIXELS // cells[0].dataset.image_size ** 2, least)
     share = 1.0

@@ -401,6 +401,13 @@ def test_output_ends_quietly_and_in_any_encoding(program: str, tmp_path: Path) -
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [program, "methods", "tcr"]
     subprocess.run(command, env=environment, capture_output=True, check=True, cwd=tmp_path)
+    # Our own files are UTF-8 in a locale of another encoding too.
+    environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    names = "from regbench.plugins import own_names; own_names('method')"
+    page = "from regbench.reports.page.template import templates; templates()"
+    for code in (names, page):
+        done = python(code, env=environment)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_plan_ends_without_a_word(program: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -355,6 +356,7 @@ def understand(text: str) -> None:
     name, *rest = shlex.split(text, comments=True)
     assert name in main.commands
     words = [word for word in rest if word not in ("…", "...", "--help")]
+    words = list(map(os.path.expanduser, words))  # as a shell does
     if not words:
         return
     try:

@@ -356,9 +356,11 @@ def measured(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
     return []
 
 
-def planned(birds: Manifest, tmp_path: Path, hours: float) -> tuple[SweepFile, Counter[str]]:
+def planned(
+    birds: Manifest, tmp_path: Path, hours: float, *settings: str
+) -> tuple[SweepFile, Counter[str]]:
     """The file that two runs at a time get for some hours, and the number of its rows by kind."""
-    two = ["runtime.parallel=2", "runtime.device=cpu"]
+    two = ["runtime.parallel=2", "runtime.device=cpu", *settings]
     file = read_rows(str(own_file(tmp_path / "runs", birds, hours, two, measured)), ())
     kinds: Counter[str] = Counter()
     for row in file.rows:
@@ -393,12 +395,16 @@ def test_a_plan_fits_its_budget(
     assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
 
 
+@pytest.mark.parametrize(
+    "labelled, settings",
+    [(9, []), (72, ["dataset.train_per_class=3", "batch_size=64"])],
+)
 def test_the_plan_leaves_out_a_supervised_row_whose_labels_fill_no_batch(
-    birds: Manifest, tmp_path: Path
+    labelled: int, settings: list[str], birds: Manifest, tmp_path: Path
 ) -> None:
     splits = birds.splits | {"unlabeled": birds.splits["train"]}
-    splits["train"] = birds.splits["train"] | {"num_samples": 9}
-    file, kinds = planned(replace(birds, splits=splits), tmp_path, 2.4)
+    splits["train"] = birds.splits["train"] | {"num_samples": labelled}
+    file, kinds = planned(replace(birds, splits=splits), tmp_path, 2.4, *settings)
     assert kinds == {"untrained": 5, "trained": 5}
     # 5 (3 + 2) trainings and 5 (7 + 3) + 1 starts, in the time of the case above
     assert "epochs=580" in file.rows[-1]
@@ -445,6 +451,18 @@ def test_a_part_is_measured_by_its_whole_batches(birds: Manifest, tmp_path: Path
     many = replace(birds, splits=birds.splits | {"unlabeled": split})
     file = read_rows(str(own_file(tmp_path / "runs", many, 1e9, large, measured)), ())
     assert "an epoch takes 1 s and" in file.description
+
+
+def test_images_that_are_left_out_are_not_forecast(birds: Manifest, tmp_path: Path) -> None:
+    """Of the 72 images 64 are trained on, of a million 640."""
+    many = replace(birds, splits={})
+    for name, entry in birds.splits.items():
+        many.splits[name] = entry | {"num_samples": 1_000_000}
+    given = ["dataset.pretraining_images=640", "batch_size=64"]
+    file, _ = planned(many, tmp_path, 2.4, *given)
+    assert "an epoch takes 1 s and" in file.description
+    (epochs,) = (each for each in file.rows[-1] if each.startswith("epochs="))
+    assert f"({10 * int(epochs.removeprefix('epochs=')):,} steps)" in file.description
 
 
 def test_a_plan_without_labels_searches_nothing(data_dir: Path, tmp_path: Path) -> None:
@@ -525,6 +543,8 @@ def test_the_advice_of_own_leads_on(
     labels = tmp_path / "labels.csv"
     of_table, skipping = f"dataset.source.labels={labels}", "--skip-unreadable"
     again = "was prepared with other labels, and is prepared again"
+    # Of another data set, birds_2.
+    write_text(tmp_path / "runs" / "birds_2_5h" / "0123456789ab" / "config.yaml", "")
     assert again in done(*plan, "dataset.source.unlabelled=true", skipping).output
     for classes in (["old", "young"], ["cat", "dog"], ["crow", "swan"]):
         rows = [f"heron/heron_{i:03}.png,{classes[i % 2]}" for i in range(30)]

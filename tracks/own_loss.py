@@ -78,7 +78,7 @@ class LossFile:
         if path.suffix != ".py" or not path.is_file():
             raise RegbenchError(f"there is no file {name}; give my_loss.py, or my_loss.py:Name")
         try:
-            return cls(path, chosen, path.read_text())
+            return cls(path, chosen, path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise RegbenchError(f"{name} is no text in UTF-8; save it as such") from error
 
@@ -228,7 +228,9 @@ def _wrapped(loss: Any) -> type[Regularizer]:
     """Make the regularizer of a function, or of a class of modules: its hyperparameters are
     those with a default.
     """
-    parameters = list(inspect.signature(loss).parameters.values())
+    every = inspect.signature(loss).parameters.values()
+    # A module without `__init__` has that of nn.Module(*args, **kwargs), and gets none of these.
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     # A function takes the embeddings as its first arguments, a module takes them in its call.
     settings = parameters if inspect.isclass(loss) else parameters[2:]
     first = [p for p in parameters[:2] if p.kind < p.VAR_POSITIONAL and p.default is p.empty]

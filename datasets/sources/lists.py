@@ -38,7 +38,8 @@ def find_list(name: str, folder: Path, setting: str) -> Path:
 
 def _read_lines(path: Path, what: str) -> list[str]:
     try:
-        return [line.strip() for line in path.read_text().splitlines()]
+        text = path.read_text(encoding="utf-8-sig")  # see `of_labels`
+        return [composed(line.strip()) for line in text.splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise RegbenchError(
             f"cannot read the list of {what} {path} ({error}); get it again"
@@ -52,14 +53,15 @@ def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
     """
     lines = _read_lines(path, _WHAT["class_list"])
     names = [line for line in lines if line and not line.startswith("#")]
-    missing = [name for name in names if name not in files]
+    folders = set(map(composed, files))
+    missing = [name for name in names if name not in folders]
     wrong = Faults()
     wrong.add(missing, f"of its {len(names):,} classes are not in {folder}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         wrong.append(f"it names {len(twice):,} classes twice: {few(twice)}")
     what = f"the list of classes {path} cannot be used"
     refuse_if(wrong, what, "mend it, or give another dataset.source.class_list")
-    return {name: paths for name, paths in files.items() if name in set(names)}
+    return {name: paths for name, paths in files.items() if composed(name) in set(names)}
 
 
 def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
@@ -72,8 +74,8 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
     classes_of: dict[str, list[str]] = {}
     for label, paths in files.items():
         for file in paths:
-            classes_of.setdefault(file.name, []).append(label)
-            classes_of[f"{label}/{file.name}"] = [label]
+            classes_of.setdefault(composed(file.name), []).append(label)
+            classes_of[composed(f"{label}/{file.name}")] = [label]
     first_line: dict[tuple[str, str], int] = {}
     wrong = Faults()
     for number, name in enumerate(_read_lines(path, _WHAT["train_list"]), start=1):
@@ -89,13 +91,13 @@ def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
             first = first_line.setdefault((classes[0], file_name), number)
             if first != number:
                 wrong.append(f"{line} is already in line {first}")
-        elif label and label not in files:
+        elif label and label not in map(composed, files):
             wrong.append(f"{line}: its class {label} is not in {folder.name}/")
         else:
             wrong.append(f"{line}: it is not in {folder.name}/")
     chosen: Files = {}
     for label, paths in files.items():
-        chosen[label] = [file for file in paths if (label, file.name) in first_line]
+        chosen[label] = [file for file in paths if (label, composed(file.name)) in first_line]
     empty = [label for label, paths in chosen.items() if not paths]
     # A list that does not fit at all would leave classes empty, too. Then only its lines are
     # reported.
@@ -127,7 +129,7 @@ def of_labels(
         needed = "it needs file and label, and may have split"
         seen.append(f"{path.name} has the columns {few(columns)}; {needed}")
         return {}, []
-    images = set(seen.images_below(folder))
+    images = {composed(str(path)): path for path in seen.images_below(folder)}
     seen.left_out.pop(path, None)
     first = "train" if "split" in columns else ""
     lines: dict[Path, int] = {}
@@ -135,13 +137,13 @@ def of_labels(
     for number, row in rows:
         name, label = (row["file"] or "").strip(), composed((row["label"] or "").strip())
         split = (row.get("split") or "").strip()
-        image, part, fault = folder / name, first, ""
+        image, part, fault = images.get(composed(str(folder / name))), first, ""
         if "split" in columns:
             part = PARTS.get(split.lower(), "no part")
-        if image in lines:
-            fault = f"is already in line {lines[image]}"
-        elif image not in images:
+        if image is None:
             fault = f"is no image in {folder}"
+        elif image in lines:
+            fault = f"is already in line {lines[image]}"
         elif not label:
             fault = "has no label"
         elif part == "no part":
@@ -155,7 +157,7 @@ def of_labels(
         of_train = " of the split train" if first else ""
         seen.append(f"{path.name} names no images{of_train}")
     seen.notes.append(f"labels are those of {path.name} (SHA-256 {file_sha256(path)})")
-    others = sorted(images - lines.keys())
+    others = sorted({*images.values()} - lines.keys())
     if others and not unlabelled:
         what = f"{len(others):,} images without a label are not read"
         remedy = "dataset.source.unlabelled=true trains on them"

@@ -101,6 +101,8 @@ class Parquet(DividedFiles):
         labels, class_names = _number_labels(shards)
         roles = _roles(labels, tuned=self.tuning_per_class is not None)
         for split in dict.fromkeys(roles.values()):
+            if not len(labels[split]):
+                wrong.append(f"{split} has no images")
             if without := int((labels[split] < 0).sum()):
                 what = f"{without:,} images of {split}"
                 wrong.append(f"{what} have no label, or one that is no class")

@@ -31,11 +31,6 @@ def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence
     return csv_text(factors, zip(*columns, strict=True))
 
 
-def has_factors(manifest: Manifest) -> bool:
-    """Return True if a prepared data set knows what its images are made of."""
-    return all("factors" in entry for entry in manifest.splits.values())
-
-
 def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:
     """Read the factors of the images of a split that are used, by name, (N,) each.
 

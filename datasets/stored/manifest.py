@@ -91,6 +91,18 @@ class Manifest:
         """The split to pretrain on: "unlabeled" if there is one, else "train"."""
         return "unlabeled" if "unlabeled" in self.splits else "train"
 
+    def images_to_train_on(
+        self, train_per_class: int | None, pretraining_images: int | None, *, labels: bool = False
+    ) -> int:
+        """Count the images of a training, with these settings of its data set, or of one that needs
+        `labels`.
+        """
+        split = "train" if labels else self.pretraining_split
+        count = self.splits[split]["num_samples"]
+        if train_per_class and self.class_names and split == "train":
+            count = min(count, train_per_class * len(self.class_names))
+        return min(count, pretraining_images or count)
+
     @property
     def content_sha256(self) -> dict[str, str]:
         """The digest of all images of each split."""

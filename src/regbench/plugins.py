@@ -208,7 +208,6 @@ class Registry(Generic[P]):
     def defaults(self, name: str) -> dict[str, Any]:
         """Return the settings of `name`, by name, as `build(name)` would set them."""
         plugin = self.build(name)
-
         return {field.name: getattr(plugin, field.name) for field in dataclasses.fields(plugin)}  # type: ignore[arg-type]
 
     def plain(self, plugin: P) -> dict[str, Any]:
@@ -283,7 +282,7 @@ def own_names(kind: str) -> list[str]:
     """Return the names of our own plug-ins of a kind, sorted, without the import of any."""
     names: list[str] = []
     for file in own_files(kind):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(file.read_bytes())):
             match node:
                 # As in register("name", preset=...).
                 case ast.Call(func=ast.Name(id="register"), args=[name], keywords=presets):

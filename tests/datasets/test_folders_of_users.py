@@ -385,16 +385,33 @@ def test_a_name_is_the_same_in_either_form_of_unicode(tmp_path: Path) -> None:
     assert held_out[0] == held_out[1] and len(held_out[0]) == 4
     labels = [f"thé/é{i}.png,{normalize(('NFC', 'NFD')[i % 2], 'fée')}" for i in range(8)]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *labels]))
-    run(tmp_path / "NFC" / "root", "--labels", f"{tmp_path}/labels.csv", "dataset.name=table")
-    assert Manifest.load(tmp_path / "NFC" / "data", "table").class_names == ["fée"]
+    (tmp_path / "classes.txt").write_text("thé")
+    for name in ("NFC", "NFD"):
+        root, data_dir = tmp_path / name / "root", tmp_path / name / "data"
+        run(root, "--labels", f"{tmp_path}/labels.csv", "dataset.name=table")
+        assert Manifest.load(data_dir, "table").class_names == ["fée"]
+        run(root, f"dataset.source.class_list={tmp_path}/classes.txt", "dataset.name=listed")
+        (listed,) = Manifest.load(data_dir, "listed").class_names
+        assert normalize("NFC", listed) == "thé"
     root = tmp_path / "parts" / "root"
     for part, form in (("train", "NFC"), ("val", "NFD")):
         shutil.copytree(tmp_path / form / "root", root / part)
     assert "40 images in" in run(root).stdout
     assert Manifest.load(root.parent / "data", "imagefolder").class_names == ["café", "thé"]
+    # Windows' editor begins a file with a byte order mark.
+    lines = normalize("NFD", "café/é3.png\nthé/é4.png")
+    (tmp_path / "few.txt").write_text(lines, encoding="utf-8-sig")
+    few = run(root, f"dataset.source.train_list={tmp_path}/few.txt", "dataset.name=few")
+    assert "2 images in" in few.stdout
     shutil.copytree(root / "val", root / "train", dirs_exist_ok=True)
     said = run(root, "dataset.name=other").stderr
     assert "4 class folders of train/ are one name in two forms of Unicode" in said
+
+
+def test_an_archive_is_no_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "birds.zip"
+    archive.touch()
+    assert "birds.zip' is a file" in refusal("prepare", "imagefolder", "--source-dir", archive)
 
 
 def test_options_of_folders_are_refused_of_others(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_refusals_of_labels(tmp_path: Path) -> None:
         ([0, 1], ["0", "1"], None, "types: str in test.parquet, int in train.parquet"),
         ([0, 1, 2], [0, 1], ("ant", "bee", "ant"), "1 names are of two classes or more: ant"),
         (["ant", "", "bee"], ["ant", "bee"], None, "1 images of train have no label"),
+        ([0, 1], [], None, "cannot be used: test has no images; mend it"),
     ):
         write(tmp_path / "train.parquet", train, names=names)
         write(tmp_path / "test.parquet", test, names=names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import load_grid
+from regbench.datasets.stored.manifest import Manifest
 from regbench.files import write_text
 from regbench.sweeps.forecast import Planned, plan, refuse_oversized, rows, summary
 from regbench.sweeps.predict import Needs
@@ -142,18 +142,34 @@ def test_each_number_of_channels_has_its_own_needs(tiny: list[str]) -> None:
 def test_a_training_sees_the_images_without_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """STL-10 has 100,000 of them; what is prepared here is a part."""
+    """STL-10 has 100,000 of them, and 4,000 with labels; what is prepared here is a part."""
     settings = ["dataset=stl10", "augmentation=small_color", "network=resnet_tiny"]
-    settings += ["runtime.device=cuda", "epochs=3"]
-    where = [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
-    sweep = load_grid([*settings, *where, "method=vicreg", "batch_size=100", "embedding_dim=16"])
-    (entry,) = plan(sweep)
-    assert entry.gpu_hours is not None and entry.needs is not None
-    assert entry.gpu_hours * 3600 * 50e12 == pytest.approx(3 * 1000 * entry.needs.flop_per_step)
-    splits = {"train": {"num_samples": 500}, "unlabeled": {"num_samples": 2000}}
-    prepared = SimpleNamespace(splits=splits, pretraining_split="unlabeled")
-    monkeypatch.setattr("regbench.sweeps.forecast.Manifest.load", lambda *_: prepared)
-    assert plan(sweep)[0].gpu_hours == pytest.approx(entry.gpu_hours * 20 / 1000)
+    settings += ["runtime.device=cuda", "epochs=3", "batch_size=100", "embedding_dim=16"]
+    settings += [f"runtime.runs_dir={tmp_path}", f"runtime.data_dir={tmp_path}"]
+
+    def steps(*more: str) -> float:
+        (entry,) = plan(load_grid([*settings, *more]))
+        assert entry.gpu_hours is not None and entry.needs is not None
+        return entry.gpu_hours * 3600 * 50e12 / entry.needs.flop_per_step / 3
+
+    def prepare(**images: int) -> None:
+        splits = {split: {"num_samples": count} for split, count in images.items()}
+        fields: Any = {"name": "stl10", "class_names": list("abcdefghij"), "source": {}}
+        fields |= {"beton_version": 2, "regbench_version": "", "created": "", "splits": splits}
+        prepared = Manifest(**fields)
+        monkeypatch.setattr(Manifest, "load", lambda *_: prepared)
+
+    few, part = "dataset.train_per_class=30", "dataset.pretraining_images=800"
+    cases = ["method=vicreg"], ["method=vicreg", few], ["method=vicreg", part]
+    assert [steps(*case) for case in cases] == pytest.approx([1000, 1000, 8])
+    supervised = ["baseline=supervised", few]
+    assert steps(*supervised) == pytest.approx(3)
+    prepare(train=500, unlabeled=2000)
+    assert [steps(*case) for case in cases] == pytest.approx([20, 20, 8])
+    assert steps("baseline=supervised") == pytest.approx(5)
+    assert steps(*supervised) == pytest.approx(3)
+    prepare(train=500)
+    assert [steps(*case) for case in cases[:2]] == pytest.approx([5, 3])
 
 
 def test_no_gpu_hours_without_gpus_or_images(tiny: list[str], tmp_path: Path) -> None:

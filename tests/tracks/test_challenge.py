@@ -154,6 +154,21 @@ def test_a_module_is_made_with_its_hyperparameters(chosen: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "head",
+    [
+        "import torch\nclass Own(torch.nn.Module):\n  def forward(self, z1, z2)",
+        "def own(z1, z2, *others, **more)",
+    ],
+)
+def test_a_loss_need_not_name_hyperparameters(head: str, tmp_path: Path) -> None:
+    """A module without `__init__` has that of torch, which takes any arguments."""
+    file = written(tmp_path, f"{head}: return (z1 - z2).square().mean()", "own.py")
+    with LossFile.of(file).loaded(tmp_path / "plug_in") as method:
+        assert METHODS.plain(method) == {"name": "own"}
+        assert method(torch.ones(4, 3), torch.zeros(4, 3)).total == 1.0
+
+
+@pytest.mark.parametrize(
     ("parameter", "values", "kind"),
     [
         ("k=64", {}, int),

@@ -54,18 +54,15 @@ def complete_method(ctx: click.Context) -> Iterable[str]:
 @_offer
 def complete_started(ctx: click.Context) -> Iterable[str]:
     """Offer the sweeps that were started."""
-    return _folders_with("sweep.json", _runs_dir(ctx))
+    return _folders_with("sweep.json", ctx)
 
 
 @_offer
 def complete_cell(ctx: click.Context) -> Iterable[str]:
     """Offer the cells of the sweep that stands before on the command line."""
-    return _folders_with("config.yaml", _runs_dir(ctx) / str(ctx.params.get("name")))
+    return _folders_with("config.yaml", ctx, str(ctx.params.get("name")))
 
 
-def _folders_with(file: str, parent: Path) -> list[str]:
+def _folders_with(file: str, ctx: click.Context, sweep: str = "") -> list[str]:
+    parent = Path(ctx.params.get("runs_dir") or "runs", sweep)
     return sorted(path.parent.name for path in parent.glob(f"*/{file}"))
-
-
-def _runs_dir(ctx: click.Context) -> Path:
-    return Path(ctx.params.get("runs_dir") or "runs")

@@ -18,7 +18,7 @@ from regbench.text import few
 
 @main.command()
 @click.argument("dataset", shell_complete=complete_dataset)
-@click.option("--source-dir", type=PathType(), help="Folder of the data set as it is published.")
+@click.option("--source-dir", type=PathType(file_okay=False), help="Folder that has the data set.")
 @click.option("--force", is_flag=True, help="Write the files anew even if they are there.")
 @click.option(
     "--skip-unreadable",

@@ -119,7 +119,7 @@ def watch(folder: Path, once: bool) -> None:
             time.sleep(_LOOK_S)
     console.print(drawn(found, len(found)))
     if page is not None:
-        console.print(f"report: {page}", soft_wrap=True)
+        console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 def _report(folder: Path) -> Path | None:

@@ -47,7 +47,7 @@ def _known_names(
 class PathType(click.Path):
     """Paths that are given to commands.
 
-    An empty one is refused, as it would stand for this folder.
+    An empty one is refused, as it would stand for this folder, and ~, which no shell wrote out.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -58,6 +58,8 @@ class PathType(click.Path):
         """Return the path."""
         if not os.fspath(value):
             self.fail("the path is empty; give . for this folder", param, ctx)
+        if os.fspath(value).startswith("~"):
+            self.fail(f"{value}: no shell reads ~ here; write it out", param, ctx)
         return super().convert(value, param, ctx)
 
 
