@@ -197,7 +197,7 @@ def tidy(records: Sequence[Record]) -> pyarrow.Table:
         values = [getattr(score, name) for score in scores]
         of_scores["score" if name == "name" else name] = pa.array(values)
     # A reader of the CSV file wants the score beside the settings, and what leads back to the run
-    # behind it.
+    # behind it. No name in a record's environment takes the place of a score.
     before = list(columns)[: list(columns).index("record")]
     return pa.table({name: columns[name] for name in before} | of_scores | columns | of_scores)
 
