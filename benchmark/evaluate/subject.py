@@ -265,16 +265,18 @@ def selection_splits(cell: Cell, data_dir: Path) -> list[str]:
     unlabelled = not Manifest.load(task.data_dir, task.dataset).class_names
     for name, evaluation in config.evaluations.items():
         evaluation.check(name, task)
-        needs_labels = evaluation.needs_labels and getattr(evaluation, "dataset", None) is None
+        own: DatasetConfig | None = getattr(evaluation, "dataset", None)
+        needs_labels = evaluation.needs_labels and own is None
         if unlabelled and needs_labels and name in config.protocols:
             what = f"evaluation.protocols: {name} needs labels, and data set {task.dataset.name!r}"
             raise RegbenchError(
                 f"{what} has none; leave it out, or give some: regbench prepare --labels"
             )
-        if name in config.while_training and not task.splits(name):
+        if name in config.while_training and not task.splits(name, own):
             raise RegbenchError(
                 f"evaluation.while_training={shown(config.while_training)}: data set "
-                f"{task.dataset.name!r} has no {task.select_on} split to evaluate {name} on; "
-                "prepare it with one (dataset.source.tuning_per_class), or leave the setting out"
+                f"{(own or task.dataset).name!r} has no {task.select_on} split to evaluate {name} "
+                "on; prepare it with one (dataset.source.tuning_per_class), or leave the setting "
+                "out"
             )
     return task.splits("knn")

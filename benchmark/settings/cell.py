@@ -114,10 +114,10 @@ class EvaluationConfig(EvaluationOptions):
     def __post_init__(self) -> None:
         """Refuse to choose by images of another data set, which some evaluations may have."""
         EvaluationOptions.__post_init__(self)
-        for name in (*self.select_by, *self.while_training):
+        for name in self.select_by:
             if own := getattr(self.evaluations.get(name), "dataset", None):
-                what = f"evaluation.{name}.dataset={own.name}: select_by and while_training"
-                raise RegbenchError(f"{what} are for the cell's own images; leave out {name} there")
+                what = f"evaluation.{name}.dataset={own.name}: hyperparameters are chosen by"
+                raise RegbenchError(f"{what} the cell's own images; leave {name} out of select_by")
 
     def __getitem__(self, name: str) -> Evaluation:
         """Return the settings of one evaluation."""
