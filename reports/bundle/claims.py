@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from regbench.benchmark.rundir.record import Record
+from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import finite_numbers
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.identity import configuration_id
@@ -235,21 +235,24 @@ def _of_seeds(records: Sequence[Record], later: Collection[tuple[str, ...]]) -> 
 
 
 def unit_misfits(records: Sequence[Record]) -> Iterator[Misfit]:
-    """Find scores that have another unit than elsewhere: without the right unit, nothing bounds
-    their values.
+    """Find scores that have another unit or direction than elsewhere: without the right ones,
+    nothing bounds their values, or their order turns round.
     """
+
+    def unit(score: Score) -> str:
+        return repr(brief(score.unit)) + ", less is better" * (not score.higher_is_better)
+
     units: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
         for score in record.scores:
-            units[score.name][score.unit] += 1
+            units[score.name][unit(score)] += 1
     # No list of units, because a plug-in may bring scores of its own: the bundle's records vote.
     usual = {name: counted.most_common(1)[0][0] for name, counted in units.items()}
     for record in records:
         for score in record.scores:
-            if score.unit != usual[score.name]:
-                others = f"in other records {brief(usual[score.name])!r}"
-                found = f"{brief(score.name)} has the unit {brief(score.unit)!r}"
-                yield Misfit(record.path, f"{found}, {others}")
+            if unit(score) != usual[score.name]:
+                found = f"{brief(score.name)} has the unit {unit(score)}"
+                yield Misfit(record.path, f"{found}, in other records {usual[score.name]}")
 
 
 def _of_shared_files(records: Sequence[Record]) -> Iterator[Misfit]:
