@@ -61,7 +61,8 @@ def of_listed_classes(path: Path, files: Files, folder: Path) -> Files:
         wrong.append(f"it names {len(twice):,} classes twice: {few(twice)}")
     what = f"the list of classes {path} cannot be used"
     refuse_if(wrong, what, "mend it, or give another dataset.source.class_list")
-    return {name: paths for name, paths in files.items() if composed(name) in set(names)}
+    listed = set(names)
+    return {name: paths for name, paths in files.items() if composed(name) in listed}
 
 
 def of_listed_images(path: Path, files: Files, folder: Path) -> Files:
