@@ -96,6 +96,21 @@ def contrasts(test: Test, best: str) -> None:
         print(f"{group}: median {test.means[names].median():.1f}")
 
 
+def between_searches(data: pd.DataFrame) -> None:
+    """Print how much the two searches of a method differ, in each world that has two."""
+    content = data[(data["study"] == "latents_family") & (data["score"] == "content_r2")]
+    for world, own in content.groupby("world", sort=False):
+        of_search = own.groupby(["row", "search"])["value"].mean().unstack()
+        if len(of_search.columns) < 2:
+            continue
+        first, second = (of_search[search] for search in of_search)
+        gap = (first - second).abs().sort_values(ascending=False)
+        rank = first.corr(second, "spearman")
+        print(f"latents{world}: median {gap.median():.1f}, Spearman's coefficient {rank:.2f}")
+        for row in gap.index[:5]:
+            print(f"    {row}: {first[row]:.1f} and {second[row]:.1f}")
+
+
 def draw(content: pd.DataFrame) -> None:
     """Draw the map of methods and worlds, each world's colours by its own best and worst."""
     share = (content - content.min()) / (content.max() - content.min())
@@ -148,6 +163,8 @@ def main() -> None:
     others = lost.drop(list(first))
     print(f"\ncluster accuracy lost with imbalance: {others.between(*LOST).sum()} of {len(others)}")
     print(lost.round(1).to_string())
+    print("\ndifferences of two searches, in points")
+    between_searches(data)
     draw(content.rename(columns=lambda world: f"latents{world}"))
 
 
