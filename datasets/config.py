@@ -109,6 +109,9 @@ class ViewsConfig(ViewConfig):
         Refuse numbers that do not fit each other.
         """
         size = self.size or image_size
+        if self.cut == "random" and self.resize is not None:
+            what = f"crops: resize is {self.resize}, and random crops are resized to their size"
+            raise RegbenchError(f"{what}; set it to null, or cut to center or patches")
         needed = {"random": 0, "center": size, "patches": size + PATCH_JITTER}[self.cut]
         if needed and (self.resize or 0) < needed:
             raise RegbenchError(
@@ -295,11 +298,7 @@ def decisive(dataset: Mapping[str, Any]) -> dict[str, Any]:
     source = {name: value for name, value in dataset["source"].items() if name not in left_out}
     found = {**dataset, "source": source}
     # Cells from before these settings existed keep their ids.
-    for group, name in (
-        (found, "shared_bits"),
-        (found, "pretraining_images"),
-        (source, "levels"),
-    ):
+    for group, name in ((found, "shared_bits"), (found, "pretraining_images"), (source, "levels")):
         if not group.get(name):
             group.pop(name, None)
     for name, value in _OF_SCENES.items():

@@ -54,10 +54,8 @@ class CropShape:
         """
         count = len(flat) // self.numbers_per_image
         lengths = [count * size * size * self.channels for size in self.sizes]
-        views = []
-        for size, part in zip(self.sizes, flat.split(lengths), strict=True):
-            views.append(part.view(count, size, size, self.channels))
-        return views
+        parts = zip(flat.split(lengths), self.sizes, strict=True)
+        return [part.view(count, size, size, self.channels) for part, size in parts]
 
 
 def boxes_of(kind: ViewsConfig, number: int, key: Keys, heights: Ints, widths: Ints) -> Ints:

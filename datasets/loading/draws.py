@@ -144,7 +144,8 @@ def crop_boxes(
             return boxes
     # Ten attempts have failed, mostly with images whose ratio no crop may have.
     image_h, image_w = heights[todo], widths[todo]
-    h = np.minimum(image_h, np.rint(image_w / ratio[0])).astype(np.int64)
-    w = np.minimum(image_w, np.rint(image_h * ratio[1])).astype(np.int64)
+    # A side of an extreme ratio would be rounded to nothing.
+    h = np.clip(np.rint(image_w / ratio[0]), 1, image_h).astype(np.int64)
+    w = np.clip(np.rint(image_h * ratio[1]), 1, image_w).astype(np.int64)
     boxes[todo, :4] = np.stack([(image_h - h) // 2, (image_w - w) // 2, h, w], axis=1)
     return boxes

@@ -7,7 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Self, Unpack
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -67,24 +67,19 @@ class EpochLoader:
         interpolation: Interpolation,
         batch_size: int,
         labels: Tensor | None = None,
-        **reading: Unpack[Reading],
+        **reading: Any,
     ) -> None:
         """Set up the backend for some images of a split.
 
-        `labels` are those of all images of the split. They are delivered after the views.
+        `labels` are those of all images of the split. They are delivered after the views. For
+        `reading` see `Reading`.
         """
-        given: Reading = {
-            "seed": 0,
-            "backend": "auto",
-            "workers": 1,
-            "dtype": torch.float32,
-            **reading,
-        }
+        given = Reading(**reading)
         split, self._indices = opened
         self.num_samples = len(self._indices)
         self.batch_size = min(batch_size, self.num_samples)
-        self.device = given["device"]
-        self._seed, self._dtype, self._labels = given["seed"], given["dtype"], labels
+        self.device = given.device
+        self._seed, self._dtype, self._labels = given.seed, given.dtype, labels
         self._split, self._bits = split.path.stem, dataset.shared_bits
         self._transfer = Transfer(self.device)
         self._open: weakref.WeakSet[Epoch] = weakref.WeakSet()

@@ -24,6 +24,7 @@ from torch import Tensor
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.crops import Ints
 from regbench.datasets.sources.latents import LatentPictures, Latents
+from regbench.errors import RegbenchError
 
 LAW = 1
 """Version of the laws; it must change if the same settings give other numbers."""
@@ -244,6 +245,13 @@ class LatentSplit:
                 low = concentration
             else:
                 high = concentration
+        # The density of very many values is too small for a float64, a very narrow one falls
+        # between the angles.
+        found = (density * np.cos(angles)).sum() / max(density.sum(), np.finfo(float).tiny)
+        if not math.isclose(1 - found, 1 - self.source.correlation, rel_tol=1e-3):
+            what = f"dataset.source.correlation={self.source.correlation} cannot be drawn for"
+            what += f" {self.source.content_dim} content values"
+            raise RegbenchError(f"{what}; choose a smaller one, or a smaller content_dim")
         shares = np.cumsum(density) - density / 2
         return angles, shares / density.sum()
 

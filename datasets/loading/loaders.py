@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from regbench.datasets.loading import draws
 from regbench.datasets.loading.epochs import Epoch, EpochLoader
 from regbench.datasets.loading.latent_split import LatentSplit
 from regbench.datasets.loading.splits import evenly, open_pretraining_split, open_split
-from regbench.datasets.loading.views import Reading, View, list_views
+from regbench.datasets.loading.views import View, list_views
 from regbench.datasets.stored.beton import Beton
 from regbench.errors import RegbenchError
 
@@ -41,7 +41,7 @@ class PretrainingLoader(EpochLoader):
         world_size: int = 1,
         parts: int = 1,
         labels: bool = False,
-        **reading: Unpack[Reading],
+        **reading: Any,
     ) -> None:
         """Open the pretraining images of a prepared data set: its "unlabeled" split if it has one
         and no labels are asked for, else "train".
@@ -59,7 +59,7 @@ class PretrainingLoader(EpochLoader):
                 p-th parts of all processes together hold the images of the p-th part of a single
                 process's batch, so that statistics over a pass do not depend on `world_size`.
             labels: Whether to deliver the images' labels, after their views.
-            **reading: Further options.
+            **reading: Further options, see `views.Reading`.
         """
         split, indices = open_pretraining_split(dataset, data_dir)
         if labels and isinstance(split, Beton):
@@ -122,12 +122,12 @@ class ViewLoader(EpochLoader):
         data_dir: Path,
         batch_size: int,
         choice: Path | None = None,
-        **reading: Unpack[Reading],
+        **reading: Any,
     ) -> None:
         """Open a split for measures over the first two views of an augmentation.
 
         `images` of them are taken at even distances over the file, which may be sorted by class.
-        For `choice` see `EvalLoader`, for `reading` see `Reading`.
+        For `choice` see `EvalLoader`, for `reading` see `views.Reading`.
         """
         opened, indices = open_split(dataset, split, data_dir, choice)
         views = list_views(augmentation.pair().kinds(dataset.image_size))
@@ -156,7 +156,7 @@ class EvalLoader(EpochLoader):
         interpolation: Interpolation = "bicubic",
         crop_scale: tuple[float, float] = (0.08, 1.0),
         choice: Path | None = None,
-        **reading: Unpack[Reading],
+        **reading: Any,
     ) -> None:
         """Open a split for evaluation.
 
@@ -171,7 +171,7 @@ class EvalLoader(EpochLoader):
             interpolation: "bicubic", "bilinear" or "area".
             crop_scale: Range of the crop's area, for "crop_flip".
             choice: Record of what was chosen, and on which split, before "test" is opened.
-            **reading: Further options.
+            **reading: Further options, see `views.Reading`.
         """
         opened = open_split(dataset, split, data_dir, choice)
         self._random = transform == "crop_flip"

@@ -94,10 +94,8 @@ def _first_of_each_class(labels: Ints, dataset: DatasetConfig, split: str) -> In
             f"{counts.argmin()} has {counts.min()} training images; choose at most {counts.min()}"
         )
     # Images stay in the file's order, as without the limit.
-    rows = []
-    for label in range(dataset.num_classes):
-        rows.append(np.flatnonzero(labels == label)[: dataset.train_per_class])
-    return np.sort(np.concatenate(rows))
+    classes, most = range(dataset.num_classes), dataset.train_per_class
+    return np.sort(np.concatenate([np.flatnonzero(labels == each)[:most] for each in classes]))
 
 
 def evenly(indices: Ints, count: int) -> Ints:

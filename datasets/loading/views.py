@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Required, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -53,22 +53,23 @@ def list_views(kinds: Sequence[ViewsConfig]) -> list[View]:
     return views
 
 
-class Reading(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class Reading:
     """Options of reading that all loaders have.
 
     Attributes:
-        seed: Seed that decides all draws, together with the epoch.
         device: Device that views are augmented on and delivered to.
+        seed: Seed that decides all draws, together with the epoch.
         backend: "ffcv", "torchvision", or "auto": FFCV if it is installed.
         workers: Threads (FFCV) or processes (torchvision; 1: this one) that decode and crop.
         dtype: Type that views are rounded to at the end.
     """
 
-    seed: int
-    device: Required[torch.device]
-    backend: str
-    workers: int
-    dtype: torch.dtype
+    device: torch.device
+    seed: int = 0
+    backend: str = "auto"
+    workers: int = 1
+    dtype: torch.dtype = torch.float32
 
 
 class Transfer:
@@ -82,8 +83,7 @@ class Transfer:
     def __call__(self, crops: Tensor) -> Tensor:
         """Return the crops on the device."""
         if self._side is None:
-            # Later steps make a new float tensor of the crops, so no copy is needed here.
-            return crops if self._device.type == "cpu" else crops.to(self._device)
+            return crops.to(self._device)  # a CPU needs no copy: later steps make a float tensor
         # The copy has a stream of its own, so that it alone is waited for and not the training step
         # before it.
         with torch.cuda.stream(self._side):
@@ -102,9 +102,9 @@ class LatentViews:
         self, split: LatentSplit, views: Sequence[View], batch_size: int, reading: Reading
     ) -> None:
         """Move the world to the device."""
-        self._split = LatentSplit(split.source, split.path, reading["device"])
+        self._split = LatentSplit(split.source, split.path, reading.device)
         self._drawn = [view.drawn for view in views]
-        self._batch_size, self._seed, self._dtype = batch_size, reading["seed"], reading["dtype"]
+        self._batch_size, self._seed, self._dtype = batch_size, reading.seed, reading.dtype
 
     def stream(self, order: Ints, e: int) -> CropStream:
         """Start epoch `e` over the examples `order` (places in the split), in that order."""
@@ -129,12 +129,12 @@ class ImageViews:
         reading: Reading,
     ) -> None:
         """Set up the backend."""
-        self.backend, device, workers = reading["backend"], reading["device"], reading["workers"]
+        self.backend, device, workers = reading.backend, reading.device, reading.workers
         # find_spec does not import FFCV, which would be slow.
         if self.backend == "auto":
             self.backend = "ffcv" if importlib.util.find_spec("ffcv") is not None else "torchvision"
         self._beton, self._views, self._transfer = beton, views, transfer
-        self._seed, self._dtype = reading["seed"], reading["dtype"]
+        self._seed, self._dtype = reading.seed, reading.dtype
         sizes = tuple(view.kind.side for view in views)
         self._shape = CropShape(sizes=sizes, channels=dataset.channels, interpolation=interpolation)
         self._normalize = Normalize(dataset.mean, dataset.std, device)

@@ -4,6 +4,7 @@ common.
 
 from __future__ import annotations
 
+import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import field
@@ -119,13 +120,19 @@ class Arrays(Source):
         return Contents(splits, class_names)
 
     def _downloaded(self, downloads: Path) -> Path:
-        folder = downloads / (self.downloaded_to or self.inside)
+        place = self.downloaded_to or self.inside
+        folder = downloads / place
         if not folder.is_dir():
             import torchvision.datasets
 
-            # torchvision checks the archive's MD5 digest, and unpacks it.
+            # torchvision checks the archive's MD5 digest, and unpacks it. The folder appears when
+            # it is whole, so that a download which is stopped begins again.
             try:
-                getattr(torchvision.datasets, type(self).__name__)(str(downloads), download=True)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=downloads) as new:
+                    getattr(torchvision.datasets, type(self).__name__)(new, download=True)
+                    if not folder.is_dir():  # another process may have been faster
+                        Path(new, place).rename(folder)
             except (OSError, RuntimeError) as error:
                 raise RegbenchError(
                     f"cannot download {self.about.title} ({error}); get it by other means from "

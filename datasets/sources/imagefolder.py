@@ -168,7 +168,8 @@ class ImageFolder(DividedFiles):
                     parts[part] = of_listed_classes(path, files, folder)
         counts = {part: sum(map(len, files.values())) for part, files in parts.items() if files}
         # Duplicates go: a folder that cannot be listed is reported each time it is asked for.
-        wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else []
+        empty = [f"{part} has no images of listed classes" for part in counts if not counts[part]]
+        wrong = [*dict.fromkeys(seen), *seen.unread()] if seen else empty
         self.refuse(folder, wrong, counts if self.held_out is None else None)
         chosen, taken_from = self._divide(seen, parts)
         if loose:

@@ -49,7 +49,8 @@ class Latents(Source):
     """Vectors mixed of known content and style.
 
     An example is a pure function of the seed, its split and its number; the views of it are
-    functions of the epoch too. All priors have mean 0 and variance 1, in the mean over values.
+    functions of the epoch too. All priors have mean 0 and variance 1, in the mean over values and,
+    of clusters, over worlds.
 
     Attributes:
         content_dim: Number of content values.

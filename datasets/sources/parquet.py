@@ -148,6 +148,10 @@ def _find_files(source_dir: Path, wrong: Faults) -> dict[str, list[Path]]:
         if lacking := sorted({*range(expected)} - {int(match[2]) for match in matches}):
             what = f"of the {expected:,} files of {split} are missing"
             wrong.append(f"{len(lacking):,} {what}: numbers {few(lacking)}")
+        # A later version of a data set may be cut into other files, beside which old ones are left.
+        times = Counter((match[1], int(match[2])) for match in matches)
+        twice = [match[0] for match in matches if times[match[1], int(match[2])] > 1]
+        wrong.add(twice, f"files of {split} have the number of another one")
     if "train" not in files:
         wrong.append("it has no files of train")
     if not files.keys() & {"validation", "test"}:

@@ -10,7 +10,7 @@ Shapes: N = images of a block, S = side of a scene, F = side of a foreground ima
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -116,11 +116,9 @@ class Scenes(Source):
         counts = {"train": self.train_images, "tuning": self.tuning_images}
         counts["test"] = self.test_images
         for split, count in counts.items():
-            foreground = _Foreground(contents.splits[split])
             imbalance = self.imbalance if split == "train" else 0.0
             labels = self._labels(count, len(names) * self.patterns, imbalance)
-            self._refuse_too_few(split, labels, foreground, names)
-            scenes = _Scenes(self, split, labels, foreground)
+            scenes = _Scenes(self, split, labels, contents)
             splits[split] = Split(labels, scenes.images, factors=scenes.factors())
         if self.patterns > 1:
             pairs = product(names, PATTERNS[: self.patterns])
@@ -139,22 +137,6 @@ class Scenes(Source):
         places = (numbers * _GOLDEN_RATIO) % 1
         return np.searchsorted(ends[:-1], places, side="right").astype(np.int64)
 
-    def _refuse_too_few(
-        self, split: str, labels: Labels, foreground: _Foreground, names: Sequence[str]
-    ) -> None:
-        """Refuse more scenes of a class than `scenes_per_image` lets the foreground's images
-        show.
-        """
-        needed = np.bincount(labels // self.patterns, minlength=len(names))
-        for label, name in enumerate(names):
-            found = len(foreground.rows_by_class[label])
-            if needed[label] > found * self.scenes_per_image:
-                raise RegbenchError(
-                    f"scenes: {split} needs {needed[label]:,} images of {name!r} and "
-                    f"{self.foreground} has {found:,}; give a smaller "
-                    f"dataset.source.{split}_images or a larger dataset.source.scenes_per_image"
-                )
-
 
 def _random(seed: int, split: str, number: int, stream: int = 0) -> np.random.Generator:
     """Return the generator of one scene, which Philox reaches without those before it."""
@@ -168,35 +150,33 @@ def _drawn(seed: int, split: str, count: int, numbers: int, stream: int = 0) -> 
     return np.stack([_random(seed, split, scene, stream).random(numbers) for scene in range(count)])
 
 
-class _Foreground:
-    """The foreground images of a split.
-
-    Attributes:
-        grey_NFF: Grey levels from 0 to 255.
-        rows_by_class: The rows of each class.
-    """
-
-    def __init__(self, split: Split) -> None:
-        """Read all images of a split; colours become grey levels."""
-        pixels = np.stack([image for image, _ in split.images() if isinstance(image, np.ndarray)])
-        self.grey_NFF = pixels.mean(axis=3) if pixels.ndim == 4 else pixels.astype(np.float64)
-        labels = np.unique(split.labels)
-        self.rows_by_class = {int(each): np.flatnonzero(split.labels == each) for each in labels}
-
-
 class _Scenes:
     """The scenes of a split, to be rendered block by block."""
 
-    def __init__(self, source: Scenes, split: str, labels: Labels, foreground: _Foreground) -> None:
-        """Choose the garment and the factors of each scene."""
+    def __init__(self, source: Scenes, split: str, labels: Labels, contents: Contents) -> None:
+        """Choose the foreground image of each scene, of the classes `labels`, and its factors.
+
+        Refuse more scenes of a class than `scenes_per_image` allows.
+        """
         self.source, self.split, self.labels = source, split, labels
-        self.foreground, seed = foreground, source.scene_seed
+        foreground, seed = contents.splits[split], source.scene_seed
+        images = [image for image, _ in foreground.images() if isinstance(image, np.ndarray)]
+        pixels = np.stack(images)
+        # Colours become grey levels, from 0 to 255.
+        self.grey_NFF = pixels.mean(axis=3) if pixels.ndim == 4 else pixels.astype(np.float64)
         numbers = _OF_SCENE + source.distractors * _OF_DISTRACTOR
         self.drawn = drawn = _drawn(seed, split, len(labels), numbers)
         garments = labels // source.patterns
         self.rows = np.empty(len(labels), np.intp)
-        for label, rows in foreground.rows_by_class.items():
+        for label, name in enumerate(contents.class_names):
             scenes = np.flatnonzero(garments == label)
+            rows = np.flatnonzero(foreground.labels == label)
+            if len(scenes) > len(rows) * source.scenes_per_image:
+                raise RegbenchError(
+                    f"scenes: {split} needs {len(scenes):,} images of {name!r} and "
+                    f"{source.foreground} has {len(rows):,}; give a smaller "
+                    f"dataset.source.{split}_images or a larger dataset.source.scenes_per_image"
+                )
             self.rows[scenes] = rows[np.arange(len(scenes)) % len(rows)]
         self.hue = drawn[:, 0]
         # A centre near the border would cut its garment off.
@@ -298,7 +278,7 @@ class _Scenes:
         """Put a quarter of another garment into each scene, behind its own garment."""
         first = _OF_SCENE + piece * _OF_DISTRACTOR
         drawn = self.drawn[scenes, first : first + _OF_DISTRACTOR]
-        rows = (drawn[:, 0] * len(self.foreground.grey_NFF)).astype(np.intp)
+        rows = (drawn[:, 0] * len(self.grey_NFF)).astype(np.intp)
         levels_NSS, u_NSS, v_NSS = self._placed(
             rows, drawn[:, 1], drawn[:, 2], 0.7 + 0.5 * drawn[:, 3], 2 * np.pi * drawn[:, 4]
         )
@@ -331,4 +311,4 @@ class _Scenes:
         side = _GARMENT_SHARE * scale[:, None, None]
         u_NSS = (cos * right_NSS + sin * down_NSS) / side + 0.5
         v_NSS = (cos * down_NSS - sin * right_NSS) / side + 0.5
-        return sampled(self.foreground.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS
+        return sampled(self.grey_NFF, rows, u_NSS, v_NSS), u_NSS, v_NSS

@@ -77,6 +77,11 @@ class Sample:
     remarks: tuple[str, ...] = ()
 
 
+def written_again(name: str) -> str:
+    """Say how the files of a prepared data set, of whatever source, are written again."""
+    return f"write it again: regbench prepare … dataset.name={name} --force"
+
+
 class LargerThanPage(RegbenchError):
     """An image of `size_bytes` bytes needs a larger page."""
 
@@ -168,7 +173,7 @@ class Beton:
 
     def __init__(self, path: Path) -> None:
         """Open and check; a refusal gives the reason."""
-        self.path = path
+        self.path, self._remedy = path, written_again(path.parent.name)
         try:
             image, labels, allocations, data_start, table_start = self._read()
         except OSError as error:
@@ -216,8 +221,7 @@ class Beton:
 
     def _require(self, condition: bool | np.bool_, reason: str) -> None:
         if not condition:
-            remedy = f"write it again: regbench prepare {self.path.parent.name} --force"
-            raise RegbenchError(f"{self.path} cannot be used: {reason}; {remedy}")
+            raise RegbenchError(f"{self.path} cannot be used: {reason}; {self._remedy}")
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -248,6 +252,5 @@ class Beton:
                 return np.asarray(picture.convert("RGB"))
         except Exception as error:  # damaged bytes can lead Pillow to raise anything
             raise RegbenchError(
-                f"image {index} of {self.path} cannot be decoded; write the file again: "
-                f"regbench prepare {self.path.parent.name} --force"
+                f"image {index} of {self.path} cannot be decoded; {self._remedy}"
             ) from error

@@ -68,8 +68,9 @@ def encode(image: Path | bytes, label: int, origin: str, source: ImageFiles) -> 
         data = regular(image).read_bytes() if isinstance(image, Path) else image
         with PIL_Image.open(BytesIO(data)) as picture:
             # Pillow keeps 8 of the 16 bits of a colour, and only says so until the image is
-            # decoded.
-            deep_colour = ";16" in str(picture.tile[:1]) and not picture.mode.startswith("I")
+            # decoded. ("BGR;16", without an order of bytes, has 16 bits for all three colours.)
+            tile = str(picture.tile[:1])
+            deep_colour = picture.mode[0] != "I" and any(f";16{order}" in tile for order in "BLN")
             # Even if its bytes are kept, the image is decoded in full, as a check.
             picture.load()
             width, height = shrunk_size(*picture.size, source)
@@ -148,7 +149,7 @@ def _remarks(picture: PIL_Image.Image) -> tuple[str, ...]:
     stored = len(bands)
     if isinstance(picture, TiffImagePlugin.TiffImageFile):
         stored = picture.tag_v2.get(_TIFF_BANDS, 1)
-    if stored > len(bands) or {"A", "a"} & {*bands} or "transparency" in picture.info:
+    if stored > len(bands) or bands[-1] in "Aa" or "transparency" in picture.info:
         said.append(_BANDS)
     # Damage in later frames does not matter.
     with suppress(Exception):

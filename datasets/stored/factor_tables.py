@@ -7,13 +7,12 @@ column of whole numbers is a choice among classes, and any other column is a qua
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from regbench.csv_files import csv_text, read_csv
+from regbench.csv_files import read_csv
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.loading import draws
 from regbench.datasets.loading.splits import open_split
@@ -21,14 +20,6 @@ from regbench.datasets.stored.manifest import Manifest, is_whole
 from regbench.errors import RegbenchError
 
 Factors = dict[str, npt.NDArray[np.generic]]
-
-
-def factors_table(factors: Mapping[str, npt.NDArray[np.generic]], rows: Sequence[int]) -> str:
-    """Return the factors of some images as CSV, numbers with all their digits."""
-    # Images that could not be read have no line.
-    # Python writes its floats so that reading them gives the same number.
-    columns = [values[list(rows)].tolist() for values in factors.values()]
-    return csv_text(factors, zip(*columns, strict=True))
 
 
 def read_factors(data_dir: Path, dataset: DatasetConfig, split: str) -> Factors:

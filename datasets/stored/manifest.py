@@ -13,6 +13,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from regbench.datasets.config import DatasetConfig, decisive
+from regbench.datasets.stored.beton import written_again
 from regbench.errors import RegbenchError
 from regbench.files import Name, file_sha256, lock, read_json, write_text
 from regbench.settings import plain
@@ -116,7 +117,7 @@ class Manifest:
         While another process prepares the data set there is none, so this waits for that process.
         """
         name = dataset if isinstance(dataset, str) else dataset.name
-        command = f"regbench prepare {name}"
+        command = f"regbench prepare … dataset.name={name}"
         if not isinstance(dataset, str):
             command = dataset.prepare_command
         folder = data_dir / name
@@ -165,8 +166,7 @@ class Manifest:
             if path.is_file():
                 state = f"{path.stat().st_size} bytes long, not {expected}"
         if not state.startswith(f"{expected} "):
-            remedy = f"write it again: regbench prepare {self.name} --force"
-            raise RegbenchError(f"{path} is {state}; {remedy}")
+            raise RegbenchError(f"{path} is {state}; {written_again(self.name)}")
         return path
 
 

@@ -26,7 +26,7 @@ from regbench.datasets.stored.manifest import (
 )
 from regbench.datasets.stored.split_files import listed_unreadable, write_splits
 from regbench.errors import RegbenchError
-from regbench.files import lock
+from regbench.files import hold
 from regbench.text import printable
 from regbench.version import __version__
 
@@ -156,10 +156,9 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; the system releases it when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
+        file = hold(folder / LOCK, f"prepares {folder}")
     except OSError as error:
         what = f"cannot write in the folder {folder}: {error.strerror}"
         raise RegbenchError(f"{what}; choose another: runtime.data_dir=FOLDER") from error
     with file:
-        lock(file, f"prepares {folder}")
         yield

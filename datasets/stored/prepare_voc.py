@@ -50,7 +50,7 @@ def prepare_voc07(
                 (new / "VOCdevkit").rename(place)
             finally:
                 shutil.rmtree(new)
-            return read_voc07(place / "VOC2007", num_images)
+            return read_voc07(place, num_images)
         return _check(place, str(place), num_images)
 
 
@@ -97,7 +97,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
 
 def _check(devkit: Path, where: str, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
     """Read the splits; refuse them if anything is missing or an image cannot be read."""
-    splits = read_voc07(devkit / "VOC2007", num_images, where)
+    splits = read_voc07(devkit, num_images, where)
     paths = [*splits["trainval"].paths, *splits["test"].paths]
     faults = tracked(in_order(_fault, paths), len(paths), "VOC2007: reading")
     if wrong := [fault for fault in faults if fault]:

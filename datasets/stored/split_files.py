@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from regbench.csv_files import csv_text
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.sources.base import Contents, ImageFiles, Labels, Source, Split
 from regbench.datasets.stored.beton import (
@@ -27,7 +28,6 @@ from regbench.datasets.stored.beton import (
     write_beton,
 )
 from regbench.datasets.stored.encode import Unreadable, samples_of
-from regbench.datasets.stored.factor_tables import factors_table
 from regbench.datasets.stored.manifest import FILE_NAME, SplitEntry, save_text
 from regbench.datasets.stored.progress import tracked
 from regbench.errors import RegbenchError
@@ -156,7 +156,9 @@ def _write_split(
     }
     if split.factors:
         table = path.with_suffix(".factors.csv")
-        save_text(table, factors_table(split.factors, stored.rows))
+        # Images that could not be read have no line. Python writes floats with all their digits.
+        columns = [values[stored.rows].tolist() for values in split.factors.values()]
+        save_text(table, csv_text(split.factors, zip(*columns, strict=True)))
         entry |= {"factors": table.name, "factors_sha256": file_sha256(table)}
     return entry, stored
 

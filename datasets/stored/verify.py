@@ -8,7 +8,8 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from regbench.datasets.stored.beton import Beton
+from regbench.datasets.config import DatasetConfig
+from regbench.datasets.stored.beton import Beton, written_again
 from regbench.datasets.stored.encode import in_order
 from regbench.datasets.stored.manifest import Manifest, SplitEntry, is_whole
 from regbench.datasets.stored.progress import tracked
@@ -18,13 +19,14 @@ from regbench.errors import RegbenchError
 _CHANGED = "is missing or has not the hash in the manifest"
 
 
-def verify(name: str, data_dir: Path) -> tuple[int, list[str]]:
-    """Read every image of the data set `name` back, and return how many there are.
+def verify(dataset: DatasetConfig | str, data_dir: Path) -> tuple[int, list[str]]:
+    """Read every image of a data set, or of the one with that name, back, and return how many
+    there are.
 
     The second value is a line for each image and file that is not as it was written.
     """
-    manifest = Manifest.load(data_dir, name)
-    images = 0
+    manifest = Manifest.load(data_dir, dataset)
+    name, images = manifest.name, 0
     problems = []
     for split, entry in manifest.splits.items():
         if entry["file"].endswith(".json"):  # a latent world
@@ -64,8 +66,7 @@ def _origins(folder: Path, entry: SplitEntry) -> list[tuple[int, str]]:
     """Read the CRC-32 of each image, and where it came from."""
     path = folder / entry["origins"]
     if not is_whole(path, entry["origins_sha256"]):
-        remedy = f"write it again: regbench prepare {folder.name} --force"
-        raise RegbenchError(f"{path} {_CHANGED}; {remedy}")
+        raise RegbenchError(f"{path} {_CHANGED}; {written_again(folder.name)}")
     # A name may hold characters that splitlines, and read_text, treat as the end of a line.
     lines = path.read_bytes().decode().split("\n")[:-1]
     return [(int(line[:8], 16), line[9:]) for line in lines]

@@ -48,19 +48,12 @@ class VOCSplit:
     presence: npt.NDArray[np.int8]
 
 
-def open_voc07(data_dir: Path, num_images: tuple[int, int]) -> dict[str, VOCSplit]:
-    """Read the splits "trainval" and "test" of `<data_dir>/voc07/VOCdevkit/VOC2007`.
-
-    See `read_voc07`.
-    """
-    return read_voc07(data_dir / "voc07" / "VOCdevkit" / "VOC2007", num_images)
-
-
-def read_voc07(folder: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
-    """Read "trainval" and "test" of a folder VOC2007/, which messages call `where`.
+def read_voc07(devkit: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
+    """Read "trainval" and "test" of a folder VOCdevkit/, whose VOC2007/ messages call `where`.
 
     Refuse numbers of images other than `num_images`.
     """
+    folder = devkit / "VOC2007"
     where = where or str(folder)
     address = PUBLISHED["voc2007"].address
     if not folder.is_dir():

@@ -97,7 +97,7 @@ def test_a_failure_half_way_leaves_the_old_file(file: Path) -> None:
 
 def test_every_truncation_is_refused(file: Path) -> None:
     content = file.read_bytes()
-    reason = r"train\.beton cannot be used: .*; write it again: regbench prepare set"
+    reason = r"train\.beton cannot be used: .*; write it again: regbench prepare … dataset.name=set --force"
     for length in (0, 23, 24, 2105, 2200, MIN_PAGE_BYTES, -25, -24, -1):
         file.write_bytes(content[:length])
         with is_refused(reason):

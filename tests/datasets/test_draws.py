@@ -88,6 +88,9 @@ def test_boxes_fall_back_to_the_centre_as_torchvision_does(height: int, width: i
     image = torch.empty(3, height, width)
     expected = RandomResizedCrop.get_params(image, [50.0, 60.0], [3 / 4, 4 / 3])
     np.testing.assert_array_equal(boxes, [[*expected, 0]] * 3)
+    # Of a ratio that none of its pixels has, one is left.
+    extreme = draws.crop_boxes(key, *size, (0.08, 1.0), (700.0, 800.0), 0.0)
+    assert (extreme[:, 2:4] == [1, width]).all()
 
 
 def test_photometric_draws_follow_the_config() -> None:

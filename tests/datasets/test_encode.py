@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.datasets.preparing import saved
 
 Pixels = npt.NDArray[np.uint8]
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+MASKS = (0xF800, 0x07E0, 0x001F)
 GREY16 = np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16)
 
 
@@ -72,6 +74,14 @@ def test_of_16_bits_the_upper_8_are_kept() -> None:
     for content in (png, tiff, big_endian):
         found = pixels(encoded(content))
         np.testing.assert_array_equal(found, np.repeat((GREY16 >> 8)[:, :, None], 3, axis=2))
+
+
+def test_nothing_is_said_of_bits_and_bands_that_an_image_does_not_have() -> None:
+    # The three colours of a pixel of this BMP have 16 bits together.
+    head = struct.pack("<2s6I2H9I", b"BM", 106, 0, 66, 40, 5, 4, 1, 16, 3, 40, *[0] * 4, *MASKS)
+    assert encoded(head + bytes(48), levels=4096).peak == -1
+    lab = encode(saved(Image.new("LAB", (5, 4)), "TIFF"), 0, "", ImageFolder())
+    assert getattr(lab, "remarks", ()) == ()  # older Pillows do not convert it
 
 
 def test_pixels_of_unknown_range_are_not_guessed() -> None:

@@ -126,6 +126,15 @@ def test_views_share_content_by_the_law(prior: str, sharing: str) -> None:
         assert ive(4, concentration) / ive(3, concentration) == pytest.approx(0.7, abs=0.01)
 
 
+@pytest.mark.parametrize(("correlation", "values"), [(0.9, 700), (0.999999, 8)])
+def test_a_law_that_is_beyond_float64_is_refused(correlation: float, values: int) -> None:
+    shape: dict[str, Any] = {"content_dim": values, "observed_dim": values + 24}
+    shape |= {"correlation": correlation, "depth": 1, "pretraining_examples": 2}
+    split = world(prior="sphere", sharing="vmf", **shape)
+    with is_refused(f"correlation={correlation} cannot be drawn for {values} content values; "):
+        split.latents(0, 0, np.arange(2), [1])
+
+
 def test_style_is_drawn_anew_for_each_view_and_epoch_and_depends_on_content_as_asked() -> None:
     split = world(dependence=0.6, style_strength=3.0)
     (content_NC, first_NS), (_, second_NS) = split.latents(0, 0, MANY, [0, 1])

@@ -72,7 +72,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for content in ('{"name": 1}', '{"splits": '):
         (tmp_path / "x" / "manifest.json").write_text(content)
-        with is_refused(r"manifest\.json cannot be read .*regbench prepare x --force"):
+        with is_refused(r"manifest\.json cannot be read .*prepare … dataset\.name=x --force"):
             Manifest.load(tmp_path, "x")
 
 

@@ -213,6 +213,25 @@ def test_downloads_that_fail_are_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     refused(fashion_config(source="stl10"), None, again, downloads=tmp_path)
 
 
+def test_a_download_that_is_stopped_begins_again(
+    tmp_path: Path, stl_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole(root: str, *, download: bool) -> None:
+        shutil.copytree(stl_source, root, dirs_exist_ok=download)
+
+    def stopped(root: str, **_: object) -> None:
+        Path(root, "stl10_binary").mkdir()
+        raise KeyboardInterrupt
+
+    source = fashion_config(source="stl10").source
+    monkeypatch.setattr(torchvision.datasets, "STL10", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        source.open(None, tmp_path)
+    monkeypatch.setattr(torchvision.datasets, "STL10", whole)
+    assert len(source.open(None, tmp_path).splits["unlabeled"].labels) == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["stl10_binary"]
+
+
 def test_debians_fashion_mnist(tmp_path: Path) -> None:
     if not fashion_mnist.DEBIAN_FOLDER.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")

@@ -157,7 +157,10 @@ def test_refusals_of_folders(tmp_path: Path, source: Path) -> None:
     refused(config(), None, "is made from parquet files of")
     refused(config(), tmp_path / "none", "it has no files of train; it has no")
     refused(config(num_classes=4), source, "3 classes, not 4")
-    (source / "data" / "train-00000-of-00002.parquet").unlink()
+    write(source / "data" / "train-00000-of-00001-4e1f.parquet", [0])
+    refused(config(), source, "2 files of train have the number of")
+    for path in source.glob("data/train-00000*"):
+        path.unlink()
     write(source / "data" / "notes.parquet", [0])
     refused(config(), source, "1 files belong to no split by their")
     write(source / "other" / "train-00000-of-00001.parquet", [0])

@@ -139,5 +139,13 @@ def test_a_list_of_classes_that_does_not_fit_is_refused(
     refused(folder_config(class_list=str(path)), root, reason)
 
 
+def test_a_part_without_images_of_listed_classes_is_refused(tmp_path: Path) -> None:
+    root = make_imagefolder(tmp_path / "source", 1, 1)
+    (root / "val" / "ant" / "ant_000.jpg").unlink()
+    (root / "classes.txt").write_text("ant")
+    reason = "val has no images of listed classes"
+    refused(folder_config(class_list="classes.txt", allow_empty=True), root, reason)
+
+
 def test_a_list_of_classes_that_is_not_there_is_refused(root: Path) -> None:
     refused(folder_config(class_list="none.txt"), root, "the list of classes none.txt is")

@@ -89,7 +89,7 @@ def prepare(
         config = replace(config, source=source)
     data_dir = Path(runtime.data_dir)
     if verify:
-        images, problems = read_back(config.name, data_dir)
+        images, problems = read_back(config, data_dir)
         if problems:
             # A file that is cut off has a problem for each of its images.
             click.echo(few(problems, 20, "\n"))
