@@ -131,7 +131,6 @@ def _subject(method: Regularizer) -> Subject:
     return Subject(
         value=partial(_total, method),
         draw=lambda n, q, layout: draw_views(n, q, layout[0]),
-        mean=lambda views: (_total(method, views).item(), 0.0),
         size=size,
         # More images than dimensions, fewer, the fewest, and views of which not all are global.
         places=((4, 3, (2, 2)), (3, 5, (2, 2)), (2, 2, (2, 2)), (4, 3, (3, 1))),

@@ -23,6 +23,7 @@ GROUPS |= {"by_name": "regbench.sources"}
 # Of other wheels too: their modules, by the kind of plug-in, and what is wrong with them.
 BROKEN = {
     "gone": ("method", "", "ModuleNotFoundError: No module named 'gone_plugin'"),
+    "quits": ("method", "import sys; sys.exit('no licence')", "SystemExit: no licence"),
     "untold": (
         "method",
         """
@@ -61,6 +62,16 @@ class Unset(KNN):
         "RegbenchError: the setting needed is missing",
     ),
 }
+# The module of a sound one is in a package, which the script imports first.
+PACKED = """
+from regbench.methods.simclr import *
+from regbench.settings import settings
+@register("packed")
+@settings
+class Packed(SimCLR): ...
+"""
+preset = PACKED.replace('"packed"', '"unfit", cold={"temperature": -1}')
+BROKEN["unfit"] = ("method", preset, "RegbenchError: temperature=-1 must be a number, above 0")
 LONGEST = {"imq": 28, "ncm": 31, "convnet": 17, "nadam": 14, "by_name": 25}
 
 
@@ -84,6 +95,7 @@ def test_the_examples_are_short() -> None:
 PREPARE_AND_TRAIN = """
 import sys
 from pathlib import Path
+import packed
 from regbench.cli import main
 source, settings = sys.argv[1], sys.argv[2:]
 prepare = ["prepare", "plants", "--source-dir", source]
@@ -105,6 +117,10 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     for name, (kind, module, _) in BROKEN.items():
         paths = install(site, f"{name}_plugin", module, f"regbench.{kind}s")
     (site / "gone_plugin.py").unlink()
+    install(site, "packed", PACKED)
+    (site / "packed").mkdir()
+    (site / "packed.py").rename(site / "packed" / "inner.py")
+    (site / "packed" / "__init__.py").write_text("import packed.inner")
     # The source's preset is the user's; its images are those of the tiny data set.
     preset = tmp_path / "config" / "regbench" / "dataset" / "plants.yaml"
     preset.parent.mkdir(parents=True)
@@ -122,6 +138,7 @@ def test_plug_ins_of_other_wheels_make_a_run(tiny_source: Path, tmp_path: Path) 
     environment = {"PYTHONPATH": paths, "XDG_CONFIG_HOME": str(tmp_path / "config")}
     done = python(PREPARE_AND_TRAIN, str(folder), *settings, env=os.environ | environment)
     assert done.returncode == 2, done.stderr
+    assert "packed" not in done.stderr
     *lines, without_gone, without_half, without_unset, line = done.stderr.splitlines()
     for name, (kind, _, cause) in BROKEN.items():
         (told,) = [line for line in lines if f"{name}_plugin" in line]
@@ -163,7 +180,10 @@ from regbench.methods.base import register as register_method
 from regbench.methods.simclr import SimCLR
 from regbench.settings import settings
 from regbench.sweeps.local import run_sweep
-load_run([])
+@register_method("own")
+@settings
+class VICReg(SimCLR): pass
+load_run([])  # imports another class of this name
 def define(default):
     @register("mine")
     @settings
@@ -173,9 +193,6 @@ for default in (1, 2):
     define(default)
     found, _ = load_run(["evaluation.protocols=[mine]", "evaluation.mine.k=3"])
     assert (found.evaluation["mine"].extra, found.evaluation["mine"].k) == (default, 3)
-@register_method("own")
-@settings
-class Own(SimCLR): pass
 run_sweep(load_grid(["method=own", f"runtime.runs_dir={sys.argv[1]}"]))
 """
 
@@ -186,7 +203,7 @@ def test_a_plug_in_of_a_notebook_is_registered_again_in_its_process_alone(
     done = python(NOTEBOOK, str(tmp_path))
     *_, said = done.stderr.splitlines()
     assert said.endswith(
-        "Own is defined in the script that calls, and cells run in other processes: make it an "
+        "VICReg is defined in the script that calls, and cells run in other processes: make it an "
         "entry point of a package, or train it by regbench.train"
     )
 

@@ -244,8 +244,10 @@ def prepared(
             )
         path = folder / f"{folder.name}.yaml"
         written = write_sweep(track, method, path)
+        if not written.trials or len(written.final_seeds) < MIN_PAIRS:
+            what = f"a track's sweep needs trials and {MIN_PAIRS} or more final_seeds"
+            raise RegbenchError(f"{track.sweep}: {what}")
         tuning = load_rows(written, fixed_settings((*written.rows[0], *overrides)))
-        assert written.trials is not None
         ask(file, plug_in, compute_once, tuning.cells[0].batch_size, tuning.cells[0].output_dim)
         summary = _summary([rows])
         if all(len(row.by_unit(summary.headline or "")) < MIN_PAIRS for row in summary.methods):

@@ -185,7 +185,7 @@ class Plain(Regularizer):
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
         """Compute the loss as a single addend."""
-        output = self.made(z1_NQ)(z1_NQ, z2_NQ)
+        output = self.made(z1_NQ)(z1_NQ.clone(), z2_NQ.clone())  # it may work in place
         if isinstance(output, tuple | list):  # of which an audit takes the first
             raise RegbenchError(f"{self.label} must return one scalar; add up what it returns")
         return {"loss": scalar(output, self.label)}

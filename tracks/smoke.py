@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from regbench.benchmark.rundir.record import Record, read_record
 from regbench.benchmark.settings.sweep import Sweep, load_grid, load_rows, read_rows
-from regbench.instruments.conformance import CHECKS, CheckResult, run_check
+from regbench.instruments.conformance import CHECKS, run_check
 from regbench.methods import METHODS, Regularizer
 from regbench.sweeps.run import Execute, refuse_unfinished, run_grid
 from regbench.tracks.own_loss import LossFile
@@ -87,9 +87,8 @@ class SmokeTest:
         findings = []
         for rule, error, where in self.check():
             bound = CHECKS[rule].bound
-            result = CheckResult(rule, bound, error, where)
             text = f"deviation {error:.2g}, {bound:g} is allowed ({where})"
-            findings.append((result.ok, rule, text))
+            findings.append((error <= bound, rule, text))  # not so for NaN
         statuses = run_grid(self.grid, execute, oversized=False)
         refuse_unfinished(statuses, self.grid)
         if statuses is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def find_losses(
             )
             losses.append(own)
     options = [
-        f"--claims '{claims}'" if claims else "",
+        f"--claims {quote(claims)}" if claims else "",
         f"--call {call}" if call != "arguments" else "",
         "--gathers" if gathers else "",
         f"--views {views}" if views > 2 else "",

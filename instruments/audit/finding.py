@@ -13,13 +13,9 @@ from pydantic import ConfigDict
 from tabulate import tabulate
 
 Severity = Literal["defect", "convention", "note"]
-MEANING: dict[Severity, str] = {
-    "defect": "the loss is not what it says, or its gradient is not that of the batch",
-    "convention": "another choice of factors, constants or statistics; mind it when settings "
-    "are carried over",
-    "note": "worth knowing",
-}
-"""The severities, the worst first."""
+"""The worst first: the loss is not what it says, or its gradient is not that of the batch; another
+choice of factors, constants or statistics; worth knowing.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Finding:
 
     Attributes:
         name: Name of the finding, a word or two; the same words for the same thing.
-        severity: See `MEANING`.
+        severity: See `Severity`.
         size: Size, in the unit that `text` names.
         text: A sentence with the numbers.
         probe: The probe that found it; `audit_losses` fills it in.
@@ -75,7 +71,8 @@ def table(reports: Sequence[Report]) -> str:
     rows = []
     for report in reports:
         for each in report.findings:
-            rows.append([report.loss, each.severity, each.name, size(each.size), each.text])
+            size = "" if math.isnan(each.size) else f"{each.size:.3g}"
+            rows.append([report.loss, each.severity, each.name, size, each.text])
     headers = ["loss", "severity", "finding", "size", ""]
     return tabulate(
         rows, headers=headers, disable_numparse=True, maxcolwidths=[26, None, 26, None, 64]
@@ -93,11 +90,6 @@ def plain(reports: Sequence[Report], machine: str) -> str:
                 written["size"] = str(finding.size)  # JSON has no NaN
         entries.append(entry)
     return json.dumps({"machine": machine, "losses": entries}, indent=1) + "\n"
-
-
-def size(value: float) -> str:
-    """Write a size briefly."""
-    return "" if math.isnan(value) else f"{value:.3g}"
 
 
 def in_words(values: Mapping[str, float], tolerance: float = 1e-5) -> str:

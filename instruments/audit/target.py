@@ -207,8 +207,9 @@ class Target:
         factor, _ = self.weights.get("loss", (1.0, ""))
         with seeded(seed):
             for each_NQ in batches:
-                own_NQ, targets_NQ = list(each_NQ[:count]), list(each_NQ[count:])
-                batch = Batch(own_NQ, targets_NQ, global_views or count, first)
+                # Copies, which a loss may change in place, as it may what a network gives.
+                own_NQ = [z_NQ.clone() for z_NQ in each_NQ]
+                batch = Batch(own_NQ[:count], own_NQ[count:], global_views or count, first)
                 value = scalar(call(loss, batch), self.name if self.is_own else "")
         return factor * value
 
@@ -307,10 +308,11 @@ def _load(target: str) -> tuple[ModuleType, str]:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise RegbenchError(f"there is no file {path}; give path/file.py:Class(args)")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # With a name of its own, as `types.py` must not stand in for Python's module.
+    spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses in the file look themselves up there
+    sys.modules[spec.name] = module  # dataclasses in the file look themselves up there
     spec.loader.exec_module(module)
     return module
 

@@ -81,11 +81,12 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
 
     def of_loss(weight: float) -> LossOfViews:
         loss = replace(target, weights={**target.weights, argument: (weight, setting)}).value
+        if not method.metadata.scale_invariant:
+            return loss
         # The probe `value` shows whether the loss normalises.
-        return partial(_of_unit, loss) if method.metadata.scale_invariant else loss
+        return lambda views, seed: loss(list(map(normalize, views)), seed=seed)
 
     def of_textbook(weight: float) -> LossOfViews:
-
         return partial(textbook, replace(method, **{setting: weight}), global_views=2)  # type: ignore[type-var]
 
     gradients = not target.detaches
@@ -99,10 +100,6 @@ def _factor(target: Target, method: Regularizer, argument: str, size: Size) -> f
     if np.linalg.norm(solved.fun) <= tolerance * wanted.norm().item():  # not so for NaN
         return float(solved.x[0])
     return math.nan
-
-
-def _of_unit(loss: LossOfViews, views: Views, seed: int = 0) -> Tensor:
-    return loss(list(map(normalize, views)), seed=seed)
 
 
 def _change(

@@ -184,7 +184,6 @@ and to the same form on one rank, where every process computes the whole batch a
 time. vs 2 views: to the same form with two views.
 extra MiB: peak beyond embeddings and gradients, of the rank that needs most."""
 
-
 _HEADS = (
     *("method", "form", "n", "q", "views", "ranks", "median ms", "min–max"),
     *("vs textbook", "vs 1 rank", "vs 2 views", "extra MiB", ""),

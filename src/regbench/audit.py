@@ -8,14 +8,15 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from shlex import quote
+from typing import Any, get_args
 
 import torch
 
 from regbench import wording
 from regbench.errors import RegbenchError
 from regbench.instruments.audit.adapters import find_losses
-from regbench.instruments.audit.finding import MEANING, Finding, Report
+from regbench.instruments.audit.finding import Finding, Report, Severity
 from regbench.instruments.audit.probes import PROBES, run_probe
 from regbench.instruments.audit.ranks import Ranks, ranks
 from regbench.instruments.audit.target import SIZE, Call, Target
@@ -115,7 +116,6 @@ def _audited_alone(target: Target, probes: Sequence[str], options: str) -> dict[
 
 
 def _audited(target: Target, probes: Sequence[str], options: str, group: Ranks) -> Report:
-    severities = list(MEANING)
     begin_s = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a library's own warnings are not what is looked for
@@ -130,7 +130,7 @@ def _audited(target: Target, probes: Sequence[str], options: str, group: Ranks) 
         version=target.version,
         claims=target.claims,
         probes=tuple(probes),
-        findings=tuple(sorted(findings, key=lambda finding: severities.index(finding.severity))),
-        command=f"regbench audit '{target.name}' {options}".strip(),
+        findings=tuple(sorted(findings, key=lambda each: get_args(Severity).index(each.severity))),
+        command=f"regbench audit {quote(target.name)} {options}".strip(),
         seconds_s=round(time.perf_counter() - begin_s, 2),
     )

@@ -31,7 +31,6 @@ C = TypeVar("C", bound=type)
 Cached = TypeVar("Cached", bound="functools._lru_cache_wrapper[Any]")
 Preset = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
-
 log = logging.getLogger("regbench")
 
 PACKAGES = {
@@ -50,7 +49,6 @@ _CHOSEN_BY = {
     "dataset.source": "source",
     "evaluation.protocols": "evaluation",
 }
-
 
 _DEPENDING: list[Callable[[], None]] = [settings.group_of_settings.cache_clear]
 
@@ -72,7 +70,7 @@ class Registry(Generic[P]):
 
     def __init__(self, kind: str) -> None:
         """Begin with no plug-in of one of the kinds in `PACKAGES`."""
-        self.kind, self.group = kind, _group(kind)
+        self.kind, self.group = kind, f"regbench.{kind}s"
         self._classes: dict[str, type[P]] = {}
         self._presets: dict[str, tuple[type[P], Preset]] = {}
         self._broken: dict[str, str] = {}  # name of an entry point -> why it is left out
@@ -95,7 +93,8 @@ class Registry(Generic[P]):
         def decorate(cls: C) -> C:
             for known, other in list(self._classes.items()):
                 # A cell of a notebook may run again.
-                if (other.__module__, other.__qualname__) == ("__main__", cls.__qualname__):
+                is_own = other.__module__ == cls.__module__ == "__main__"
+                if is_own and other.__qualname__ == cls.__qualname__:
                     self.unregister(known)
             for new in (name, *presets):
                 if new in self._presets:
@@ -138,16 +137,18 @@ class Registry(Generic[P]):
         not need it.
         """
         # Names that a module registered before it failed are taken back.
-        before = {*self._classes}
+        before = {*self._presets}
         try:
             entry_point.load()
-            modules = {cls.__module__ for cls in self._classes.values()}
-            if self._classes.keys() == before and entry_point.module not in modules:
+            # The classes of a package may be in modules that it imports.
+            there = [f"{cls.__module__}." for cls in self._classes.values()]
+            is_there = any(name.startswith(f"{entry_point.module}.") for name in there)
+            if self._presets.keys() == before and not is_there:
                 raise RegbenchError(f"no class of {entry_point.module} has @register(NAME)")
-            # The commands list its settings: defaults that fail are found here.
-            for name in self._classes.keys() - before:
+            # The commands list its settings: defaults and presets that fail are found here.
+            for name in self._presets.keys() - before:
                 self.plain(self._build(name, {}))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             for name in self._classes.keys() - before:
                 self.unregister(name)
             wheel = entry_point.dist.name if entry_point.dist else entry_point.value
@@ -254,14 +255,9 @@ def _forget() -> None:
         clear()
 
 
-def _group(kind: str) -> str:
-    """Return the group of entry points of a kind."""
-    return f"regbench.{kind}s"
-
-
 def has_others(kind: str) -> bool:
     """Return True if another wheel has plug-ins of a kind."""
-    return bool(importlib.metadata.entry_points(group=_group(kind)))
+    return bool(importlib.metadata.entry_points(group=f"regbench.{kind}s"))
 
 
 def import_own(kind: str) -> None:

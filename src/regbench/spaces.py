@@ -126,7 +126,6 @@ class Choice:
 Space = Mapping[str, Range | Choice]
 """Hyperparameters by name; those that are left out keep their values."""
 
-
 DIMENSIONS = 6
 """Most dimensions of a search: in more, the first points of `halton` lie on few lines."""
 

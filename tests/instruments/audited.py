@@ -156,15 +156,15 @@ def overflows(z1: Tensor, z2: Tensor) -> Tensor:
     return (F.normalize(z1, dim=1) @ F.normalize(z2, dim=1).T / 0.005).exp().sum().log()
 
 
-class Counts:
-    """Its loss grows with every call."""
+class Follows:
+    """Its loss has a mean that begins at the first batch's and follows the later ones."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    mean: Tensor | None = None
 
     def __call__(self, z1: Tensor, z2: Tensor) -> Tensor:
-        self.calls += 1
-        return self.calls * simclr(z1, z2)
+        mean = z1.detach().mean()
+        self.mean = mean if self.mean is None else (self.mean + mean) / 2
+        return simclr(z1, z2) + self.mean
 
 
 # Of more than two views, with one thing wrong each.

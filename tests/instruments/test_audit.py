@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -218,7 +219,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert "missing term" in result.output
     assert "defects: 1; losses: 1" in result.output
     assert (finding["name"], finding["severity"]) == ("missing term", "defect")
-    again = f"regbench audit '{FILE}:no_covariance' --claims 'vicreg' --probe value"
+    again = f"regbench audit {FILE}:no_covariance --claims vicreg --probe value"
     assert finding["command"] == again
     result, findings = audited("vicreg", value, tmp_path)
     assert (result.exit_code, findings) == (0, []), result.output
@@ -229,7 +230,7 @@ def test_the_command_gives_more_than_two_views(tmp_path: Path) -> None:
     result, (finding, *_) = audited("leaves_out_a_view", options, tmp_path)
     assert result.exit_code == 1
     assert "view left out" in result.output
-    assert finding["command"].endswith("--claims 'rbf' --views 4 --probe views")
+    assert finding["command"].endswith("--claims rbf --views 4 --probe views")
 
 
 def test_a_loss_takes_two_views_at_least() -> None:
@@ -298,6 +299,12 @@ def test_whatever_a_file_does_is_one_line_of_the_command(
     result = run("audit", "own.py:own", "--probe", "gradient", "--out", "out")
     assert (result.exit_code, result.stderr.count("\n")) == (case["code"], 1), result.output
     assert re.search(case["told"], result.stderr), result.stderr
+
+
+def test_a_file_may_have_the_name_of_a_module_of_pythons(tmp_path: Path) -> None:
+    (tmp_path / "types.py").write_text("def own(z1, z2): return (z1 - z2).square().mean()")
+    assert_sound(f"{tmp_path}/types.py:own", probes=["gradient"])
+    assert sys.modules["types"] is types
 
 
 def test_a_loss_that_is_nan_is_not_said_to_keep_a_state(tmp_path: Path) -> None:

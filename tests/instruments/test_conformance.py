@@ -186,6 +186,8 @@ def test_what_broke_and_the_size_of_the_error_are_said() -> None:
     assert "of a lower precision than the embeddings" in low.where
     drawn = checked(DrawsInTheirDtype(), "float32")
     assert not drawn.ok and "in float32: torch.randn(..., device=z.device).to(z)" in drawn.where
+    # Numbers of each image's own are of the same distribution in any order.
+    assert checked(DrawsInTheirDtype(), "order of images").ok
     wrong = checked(WrongGradient(alignment_weight=0.0), "gradient")
     assert wrong.error == pytest.approx(1e-3, rel=1e-3)
 

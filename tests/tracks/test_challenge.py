@@ -17,13 +17,10 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
-from typing import Annotated, ClassVar
 
 import pytest
 import torch
 import yaml
-from pydantic import Field
-from torch import Tensor
 
 import regbench
 from regbench.benchmark.rundir.record import Record, Score
@@ -33,13 +30,11 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep, read_rows
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
-from regbench.methods import METHODS, Metadata, Regularizer
-from regbench.methods.rbf import RBF
+from regbench.methods import METHODS, Regularizer
 from regbench.reports.bundle.bundle import read_bundle
 from regbench.reports.bundle.pack import submit
 from regbench.reports.find.records import read_records
-from regbench.settings import Fraction, settings
-from regbench.spaces import Choice, Range, Space
+from regbench.spaces import Choice, Range
 from regbench.sweeps.local import run_sweep
 from regbench.sweeps.search_spaces import searches_of
 from regbench.sweeps.status import CellStatus
@@ -48,6 +43,7 @@ from regbench.tracks.challenge import Challenge, prepared, tasks_of
 from regbench.tracks.own_loss import LossFile
 from regbench.tracks.placing import Placing
 from regbench.tracks.smoke import RULES, Smoke
+from regbench.tracks.stand_in import compute_once, entered
 from regbench.tracks.track import TRACKS, Track, searched, write_sweep
 from tests.command import run
 from tests.conftest import TINY
@@ -160,12 +156,16 @@ def test_a_module_is_made_with_its_hyperparameters(chosen: str, tmp_path: Path) 
         "def own(z1, z2, *others, **more)",
     ],
 )
-def test_a_loss_need_not_name_hyperparameters(head: str, tmp_path: Path) -> None:
+def test_a_loss_need_not_name_hyperparameters_and_may_work_in_place(
+    head: str, tmp_path: Path
+) -> None:
     """A module without `__init__` has that of torch, which takes any arguments."""
-    file = written(tmp_path, f"{head}: return (z1 - z2).square().mean()", "own.py")
+    file = written(tmp_path, f"{head}: return z1.sub_(2 * z2).square().mean()", "own.py")
     with LossFile.of(file).loaded(tmp_path / "plug_in") as method:
         assert METHODS.plain(method) == {"name": "own"}
-        assert method(torch.ones(4, 3), torch.zeros(4, 3)).total == 1.0
+        compute_once(method, 4, 3)
+        z1 = torch.ones(4, 3)
+        assert method(z1, torch.ones(4, 3)).total == 1.0 and z1.equal(torch.ones(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -275,22 +275,29 @@ def test_what_states_no_space_is_tried_around_its_first_weight(
     assert own == [(f"method.{name}", Range(low, high, "log")) for name, low, high in expected]
 
 
+MIXES = """
+from dataclasses import replace
+from typing import Annotated
+from pydantic import Field
+from regbench.methods.simclr import *
+from regbench.settings import Fraction, settings
+
+
+@register("mixes")
 @settings
-class Mixes(Regularizer):
-    """Weights of two terms that make one."""
-
-    inner: Annotated[float, Field(gt=0, lt=1)] = 0.5
+class Mixes(SimCLR):
+    temperature: Annotated[float, Field(gt=0, lt=1)] = 0.5
     share: Fraction = 0.5
-    metadata: ClassVar[Metadata] = RBF.metadata
-    space: ClassVar[Space | None] = None
-
-    def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
-        return {}
+    metadata = replace(SimCLR.metadata, title="Mixes")
+    space = None
+"""
 
 
-def test_a_range_around_a_weight_ends_where_its_values_do() -> None:
+def test_a_range_around_a_weight_ends_where_its_values_do(tmp_path: Path) -> None:
     """Below a bound there is no last number, so that a weight which has one is left as it is."""
-    assert searched(Mixes()) == ["method.share=tag(log,interval(0.03125,1))"]
+    file, folder = LossFile.of(written(tmp_path, MIXES)), tmp_path / "plug_in"
+    with file.on_path(folder), entered(file, folder) as method:
+        assert searched(method) == ["method.share=tag(log,interval(0.03125,1.0))"]
 
 
 TASKS = [pytest.param(task, id=task.name) for tasks in TRACKS.values() for task in tasks]
@@ -443,6 +450,9 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: P
     own = Track("own", "latents_tuning", bundle, ("dataset=latents_sphere",))
     few = f"{bundle}: no method has 3 seeds or searches"
     with is_refused(few), prepared(written(tmp_path, PULL), own, [runs]):
+        pass
+    told = "quickstart: a track's sweep needs trials and 3 or more final_seeds"
+    with is_refused(told), prepared(twin, replace(own, sweep="quickstart"), [runs]):
         pass
     with is_refused("minute"):
         tasks_of("hour")
