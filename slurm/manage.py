@@ -141,7 +141,7 @@ def run_sweep(
     """
     from regbench.sweeps import forecast  # imports torch
 
-    say(forecast.summary(forecast.plan(sweep)))
+    say(forecast.summary(forecast.plan(sweep, stages)))
     count, arrays = submit_sweep(sweep, stages)
     submitted = "all cells are finished, run or wait"
     if count:

@@ -140,11 +140,9 @@ def note_submitted(intent: Path, entry: Mapping[str, Any], array: str) -> None:
     """Note the id of the array that an intent to submit (the file `<folder>/jobs/<…>.intent`, whose
     content is `entry`) has led to.
     """
-    cells = {}
     # The intent lists the cells in the order of the array.
-    for index, cell in enumerate(entry["cells"]):
-        name = f"{array}_{index}" if len(entry["cells"]) > 1 else array
-        cells[name] = cell
+    names = [f"{array}_{index}" for index in range(len(entry["cells"]))]
+    cells = dict(zip(names if len(names) > 1 else [array], entry["cells"], strict=True))
     write_text(intent.with_name(f"{array}.json"), json.dumps({**entry, "cells": cells}))
     intent.unlink()
 

@@ -35,26 +35,26 @@ _NO_ROOM = "submit limit|SubmitJob"
 
 # What the batch script does when a job ends:
 # - One of its processes was killed, as by the kernel for want of memory or with its node: the job
-#   is queued again, and goes on from its checkpoint.
+#   is queued again, and goes on from its checkpoint. A job that comes no farther ends by an error.
 # - It ended with an error of its own (`_error` is there): that is left to the user.
 # - It never came to run our code (`_missed` is there): it is queued again once. Its node may be at
 #   fault, or a controller that has just come back and takes a requeued job for a completed one. A
 #   second time in a row means that the container or its Python is missing: it is not queued again.
-#   A life that Slurm ended does not count: with its script, or by SIGUSR2 (140) or SIGTERM (143).
+#   Of lives that Slurm ended before, by SIGUSR2 (140) or SIGTERM (143), there may be 20 in a row.
 # Only Slurm knows whether the job was cancelled, and it may be away for a while: the script asks it
 # until it answers.
-_RESTARTS = 20
 _OWN = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-_TEARDOWN = f"""\
+_TEARDOWN = """\
 code=$?
 again=
 if [ -e "$regbench_job"_missed ]; then
-    [ $code = 140 ] || [ $code = 143 ] || echo >>"$regbench_job"_missed
-    [ "$(wc -l <"$regbench_job"_missed)" -gt 1 ] || again=1
+    case $code in 140 | 143) printf . ;; *) echo ;; esac >>"$regbench_job"_missed
+    read -r lines bytes < <(wc -lc <"$regbench_job"_missed)
+    [ $lines -gt 1 ] || [ $bytes -gt 20 ] || again=1
 elif [ $code -gt 128 ] && [ ! -e "$regbench_job"_error ]; then
     again=1
 fi
-if [ $code -gt 0 ] && [ "$again" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then
+if [ $code -gt 0 ] && [ "$again" ]; then
     for i in $(seq 60); do
         if state=$(scontrol show job "$SLURM_JOB_ID"); then
             [[ $state == *JobState=RUNNING* ]] || break

@@ -124,7 +124,10 @@ def choose(folder: Path, repeats: int = 1) -> TuningChoice:
         path = folder / name / "config.yaml"
         if not path.exists():  # it never began
             _refuse_missing(folder, folder / name)
-        cells.append(load_cell(path))
+        cell = load_cell(path)
+        # It may have begun with more repeats; without repeats seeds are any.
+        if repeats == 1 or cell.seed < repeats * APART:
+            cells.append(cell)
     if not search:
         # If the grid was changed, its earlier cells count too.
         remedy = f"give all the same, or remove {folder / COMPARED} to forget earlier ones"

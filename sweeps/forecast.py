@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from regbench import methods
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import Sweep
 from regbench.datasets.sources.base import DividedFiles
 from regbench.datasets.sources.latents import Latents
@@ -53,7 +54,7 @@ class Planned:
 
     Attributes:
         cell: The cell.
-        done: Whether its record is there.
+        done: Whether it has come through the stages that are asked for.
         gpus: GPUs of its training, over all nodes.
         needs: Needs of a training step; None for an untrained network, and for a loss that only
             jobs run.
@@ -72,14 +73,14 @@ class Planned:
     from_flop: bool
 
 
-def plan(sweep: Sweep) -> list[Planned]:
-    """Predict what each cell of a sweep will take; nothing is run and no GPU is needed.
+def plan(sweep: Sweep, stages: Collection[str] = STAGES) -> list[Planned]:
+    """Predict what each cell of a sweep will take to come through the stages; nothing is run and no
+    GPU is needed.
 
     Raises:
         RegbenchError: If a batch cannot be shared by a cell's GPUs.
     """
-    runs = Path(sweep.runtime.runs_dir)
-    times = _times(runs)
+    times = _times(Path(sweep.runtime.runs_dir))
     planned = []
     pairs = zip(sweep.cells, sweep.clusters, strict=True)
     for cell, cluster in tqdm(pairs, "plan", len(sweep.cells), leave=False, disable=None):
@@ -94,15 +95,18 @@ def plan(sweep: Sweep) -> list[Planned]:
         fits = None  # as long as nobody says what memory the GPUs have
         if needs is not None and pretrain.gpu_memory_gib is not None:
             fits = needs.peak_bytes <= GPU_SHARE * pretrain.gpu_memory_gib * 2**30
-        done = (runs / sweep.name / cell.id / "record.json").exists()
-        gpu_hours, from_flop = _known_hours(cell, times), False
+        directory = sweep.folder / cell.id
+        is_tuned = (directory / "tuning.json").exists()
+        done = (directory / "record.json").exists() or (is_tuned and "final" not in stages)
+        epochs = 0 if is_tuned else cell.epochs  # that are left
+        gpu_hours, from_flop = _known_hours(cell, times, epochs), False
         # On a CPU, FLOP say little about time.
         on_gpu = pretrain.gpus and sweep.runtime.device != "cpu"
         if gpu_hours is None and needs is not None and on_gpu:
             images = _images(Path(sweep.runtime.data_dir), cell)
             if images is not None:
                 # The last short batch of an epoch is dropped.
-                steps = images // cell.batch_size * cell.epochs
+                steps = images // cell.batch_size * epochs
                 gpu_hours = steps * needs.flop_per_step / ASSUMED_FLOP_PER_S / 3600
                 from_flop = True
         planned.append(Planned(cell, done, pretrain.processes, needs, fits, gpu_hours, from_flop))
@@ -132,7 +136,7 @@ def refuse_oversized(sweep: Sweep) -> None:
     """Refuse a sweep with cells that are predicted not to fit the memory that its clusters'
     GPUs are said to have.
     """
-    if not any(cluster.gpu_memory_gib for cluster in sweep.clusters):
+    if not any(cluster.at("pretrain").gpu_memory_gib for cluster in sweep.clusters):
         return  # nothing to compare with, so the predictions are spared
     misfits = [entry for entry in plan(sweep) if entry.fits is False and not entry.done]
     if misfits:
@@ -152,12 +156,12 @@ def _shape(cell: Cell) -> tuple[Any, ...]:
 
     The many seeds, rates and weights of a grid do not matter.
     """
-    of_method = []
-    for value in vars(cell.method).values():
-        # A whole number counts something, such as directions.
-        if not isinstance(value, float):
-            of_method.append(len(value) if isinstance(value, tuple) else value)
-    loss = (type(cell.method), tuple(of_method), cell.method.forms)
+    of_plug_ins = []
+    for value in (*vars(cell.method).values(), *vars(cell.optimizer).values()):
+        # A whole number counts something, such as directions; without a momentum there is no state.
+        number = bool(value) if isinstance(value, float) else value
+        of_plug_ins.append(len(value) if isinstance(value, tuple) else number)
+    loss = (type(cell.method), tuple(of_plug_ins), cell.method.forms)
     sizes = (cell.embedding_dim, cell.output_dim, cell.batch_size, cell.micro_batch_size)
     sizes_px = cell.augmentation.sizes_px(cell.dataset.image_size)
     views = (*sizes_px, cell.augmentation.global_views, cell.dataset.input_channels)
@@ -177,8 +181,9 @@ def _times(runs: Path) -> _Times:
         # A diverged run stopped early, and an untrained network has no time of an epoch.
         if record is None or record.status != "done" or not record.cell["epochs"]:
             continue
-        cost = record.cost
-        gpus = record.environment.get("world_size", 1)
+        cost, gpus = record.cost, record.environment.get("world_size", 1)
+        if not isinstance(gpus, int):  # "4, then 2": it went on with others
+            continue
         epoch_s = gpus * (cost.train_s or 0.0) / record.cell["epochs"]
         # One process evaluates at the end; while training, all wait for it.
         rest_s = gpus * (cost.monitor_s or 0.0) + (cost.evaluate_s or 0.0)
@@ -187,8 +192,8 @@ def _times(runs: Path) -> _Times:
     return times
 
 
-def _known_hours(cell: Cell, times: _Times) -> float | None:
-    """Return the median GPU hours of like cells; None if none has run."""
+def _known_hours(cell: Cell, times: _Times, epochs: int) -> float | None:
+    """Return the median GPU hours of like cells for the epochs left; None if none has run."""
     same_method, any_method = _kinds(methods.registry_name(cell.method), cell.plain())
     # Most of a step is the network's, so another method in the same setting gives a rough time.
     found = times.get(same_method) or times.get(any_method)
@@ -197,7 +202,7 @@ def _known_hours(cell: Cell, times: _Times) -> float | None:
     # A median, because a run that shared its machine may have taken several times as long.
     epoch_s = statistics.median(epoch_s for epoch_s, _ in found)
     rest_s = statistics.median(rest_s for _, rest_s in found)
-    return (epoch_s * cell.epochs + rest_s) / 3600
+    return (epoch_s * epochs + rest_s) / 3600
 
 
 def _kinds(method: str, cell: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def run_sweep(
         The states of the sweep's cells in the end.
     """
     write_plan(sweep)
-    gpus = _visible_gpus() if sweep.runtime.device != "cpu" else []
+    gpus = _visible_gpus(sweep.runtime)
     # By all cells, so that those of a resumed sweep have as many threads as the ones before.
     parallel = min(at_a_time(sweep.runtime), len(sweep.cells))
     device = "cuda" if gpus else "cpu"
@@ -97,8 +97,7 @@ def _refuse_of_script(cell: Cell) -> None:
 
 def at_a_time(runtime: Runtime) -> int:
     """Return how many cells run at a time, if there are as many."""
-    gpus = _visible_gpus() if runtime.device != "cpu" else []
-    return runtime.parallel or len(gpus) or usable_cpus()
+    return runtime.parallel or len(_visible_gpus(runtime)) or usable_cpus()
 
 
 def _settled(sweep: Sweep, cell: Cell, stages: Sequence[str]) -> CellStatus:
@@ -139,9 +138,9 @@ def run_local_job(
         run_stages(Cell.stored(cell), runtime, sweep, stages, interruption)
 
 
-def _visible_gpus() -> list[str]:
-    """Name the GPUs that this process sees, as CUDA_VISIBLE_DEVICES does: by number or UUID."""
-    count = torch.cuda.device_count()
+def _visible_gpus(runtime: Runtime) -> list[str]:
+    """Name the GPUs that runs may use, as CUDA_VISIBLE_DEVICES does: by number or UUID."""
+    count = torch.cuda.device_count() if runtime.device != "cpu" else 0
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return [str(number) for number in range(count)]
@@ -167,8 +166,9 @@ def _drain(
     count = len(todo)
     epochs = sum(cell.epochs for cell in sweep.cells) + sweep.later_epochs
     running: dict[Worker, Cell] = {}
+    left = {cell.id: _epochs_left(sweep, cell) for cell in todo}
     # What was trained before takes no time now.
-    before = epochs - sweep.later_epochs - _epochs_left(sweep, todo)
+    before = epochs - sweep.later_epochs - sum(left.values())
     begun_s = time.monotonic()
     with tqdm(total=epochs, initial=before, unit="epoch", disable=None) as bar:
         try:
@@ -181,12 +181,9 @@ def _drain(
                             running[worker] = cell
                         except OSError as error:
                             # This cell's folder cannot be written to, while others can.
-                            ended = count - len(todo) - len(running)
+                            status = replace(_status(sweep, cell), detail=str(error))
                             with bar.external_write_mode(sys.stderr):
-                                log.error(
-                                    "[%d/%d] %s seed %d (%s) FAILED: %s",
-                                    *(ended, count, cell.label, cell.seed, cell.id, error),
-                                )
+                                announce(status, count - len(todo) - len(running), count)
                 bar.set_description(", ".join(cell.label for cell in running.values()))
                 Worker.wait(running, POLL_S)
                 ended_workers = [worker for worker in running if not worker.busy]
@@ -196,8 +193,9 @@ def _drain(
                         announce(status, count - len(todo) - len(running), count)
                 # Set, not incremented: an attempt that is interrupted falls back to its last
                 # checkpoint.
-                bar.n = epochs - sweep.later_epochs - sum(cell.epochs for cell in todo)
-                bar.n -= _epochs_left(sweep, running.values())
+                left |= {cell.id: _epochs_left(sweep, cell) for cell in running.values()}
+                unfinished = (*todo, *running.values())
+                bar.n = epochs - sweep.later_epochs - sum(left[cell.id] for cell in unfinished)
                 bar.refresh()
                 if bar.n <= before:  # cells that train nothing do not show the time of an epoch
                     begun_s, bar.start_t = time.monotonic(), time.time()
@@ -244,9 +242,8 @@ def _status(sweep: Sweep, cell: Cell) -> CellStatus:
     return cell_status(sweep.folder / cell.id, plan_of(cell))
 
 
-def _epochs_left(sweep: Sweep, cells: Iterable[Cell]) -> int:
-    """Count the epochs that cells have still to train."""
-    return sum(cell.epochs - _status(sweep, cell).epochs_done for cell in cells)
+def _epochs_left(sweep: Sweep, cell: Cell) -> int:
+    return cell.epochs - _status(sweep, cell).epochs_done
 
 
 def _announce(status: CellStatus, finished: int, count: int) -> None:

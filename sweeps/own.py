@@ -42,9 +42,7 @@ _MEASURED_EPOCHS = 2
 _MEASURED_PIXELS = 8192 * 32**2
 _MEASURED_BATCHES_OF_GPU = 50
 # Trainings of a search: one, two or three brackets of successive halving, each of seven trainings.
-# Without labels to choose by, nothing is searched.
 _TRIALS = (9, 6, 3)
-_NO_TRIALS = (0,)
 _CELLS_PER_TRIAL = 7 / 3
 _SEEDS = 3
 _LEAST_METHODS = 2
@@ -80,6 +78,10 @@ class _Speed:
         in_all = trained * epochs * self.epoch_s + runs * self.rest_s
         return (in_all + (_SEEDS + 1) * self.untrained_s) / self.parallel
 
+    def hours(self, methods: int, trials: int, epochs: int) -> str:
+        """Return the budget that pays a comparison, in two digits and rounded up."""
+        return f"{1.05 * self.seconds(methods, trials, epochs) / _PLANNED / 3600:.2g}"
+
     def fitted(
         self, methods: int, budget_s: float, enough: int, trials: Sequence[int]
     ) -> tuple[int, int, int]:
@@ -96,10 +98,10 @@ class _Speed:
             if epochs >= enough:
                 break
         if epochs < _LEAST_EPOCHS:
-            least = 1.05 * self.seconds(*size, _LEAST_EPOCHS) / _PLANNED / 3600
+            least = self.hours(*size, _LEAST_EPOCHS)
             raise RegbenchError(
                 f"--hours {budget_s / 3600:g} is too little: {size[0]} methods for "
-                f"{_LEAST_EPOCHS} epochs take --hours {least:.2g} on this machine"
+                f"{_LEAST_EPOCHS} epochs take --hours {least} on this machine"
             )
         return *size, epochs
 
@@ -121,10 +123,10 @@ def own_file(
     Raises:
         RegbenchError: If the budget pays no comparison.
     """
-    for override in overrides:
-        if override.startswith(("epochs=", "seed=")):
-            raise RegbenchError(f"{override}: --hours decides the epochs, and seeds are 0, 1 and 2")
-    for key, _, values in row_values(overrides):
+    for key, override, values in row_values(overrides):
+        if key in ("epochs", "seed"):
+            what = f"{override.input_line}: --hours decides the epochs"
+            raise RegbenchError(f"{what}, and seeds are 0, 1 and 2")
         if len(values) != 1:
             raise RegbenchError(f"{key} has one value in all cells here; give one")
     name = f"{data.name}_{hours:g}h".replace("+", "")  # 1e+06
@@ -134,7 +136,8 @@ def own_file(
         name += f"_{digest({'settings': sorted(changed)})[:6]}"
     path = runs_dir / name / f"{name}.yaml"
     given = [f"dataset.name={quoted(data.name)}", *overrides]
-    preset, all_trials = ("own", _TRIALS) if data.class_names else ("own_images", _NO_TRIALS)
+    # Without labels to choose by, nothing is searched.
+    preset, all_trials = ("own", _TRIALS) if data.class_names else ("own_images", (0,))
     grid = load_sweep(preset, given)
     if grid.scheduler == "slurm":
         raise RegbenchError("own measures this machine; on a cluster take regbench tune own --plan")
@@ -149,8 +152,7 @@ def own_file(
     # A few labels beside many images may not fill a batch.
     labelled = data.images_to_train_on(*limits, labels=True) if data.class_names else 0
     is_supervised = labelled >= batch
-    speed = _measured(file, cells, images, execute)
-    speed = replace(speed, supervised=_SEEDS * is_supervised)
+    speed = replace(_measured(file, cells, images, execute), supervised=_SEEDS * is_supervised)
     methods, trials, epochs = speed.fitted(len(cells), 3600 * hours, enough, all_trials)
     steps = epochs * (images // batch)
     tried = "one configuration, as no label can choose,"
@@ -166,10 +168,10 @@ def own_file(
         "time"
     )
     if epochs < enough:
-        hours = speed.seconds(methods, trials, enough) / _PLANNED / 3600
         text += (
             ". That is too short to learn much: many methods end below the untrained network "
-            f"before epoch {enough}, for which it takes --hours {hours:.2g}"
+            f"before epoch {enough}, for which it takes --hours "
+            f"{speed.hours(methods, trials, enough)}"
         )
     content = read_yaml(preset_files("sweep")[preset])
     content["description"] = text
@@ -270,8 +272,10 @@ def _measured(file: SweepFile, cells: Sequence[Cell], in_all: int, execute: Exec
             # The first epoch warms up.
             epoch_s = float(record.history[-1]["epoch_s"])
             epochs_s.append(epoch_s / share)
-            rests_s.append(max(0.0, wall_s - _MEASURED_EPOCHS * epoch_s))
+            # What was stopped has done a part of this before.
+            is_part = len(record.attempts) > 1
+            rests_s.append((is_part, max(0.0, wall_s - _MEASURED_EPOCHS * epoch_s)))
     if not epochs_s:
         raise RegbenchError(f"every cell of the measurement {grid.name} diverged")
     # On a new machine the first runs also wait for the loader to be compiled.
-    return _Speed(statistics.median(epochs_s), min(rests_s), untrained_s, parallel)
+    return _Speed(statistics.median(epochs_s), min(rests_s)[1], untrained_s, parallel)

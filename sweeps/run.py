@@ -23,7 +23,7 @@ from regbench.errors import RegbenchError
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
-from regbench.sweeps.search import Proposed, propose
+from regbench.sweeps.search import Proposed, propose, refuse_other_budget
 from regbench.sweeps.status import CellStatus, ends
 from regbench.text import counted
 
@@ -138,6 +138,7 @@ def proposals(
     if trials or file.trials_per_hyperparameter:
         return functools.partial(propose, name, overrides, trials, repeats)
     once = load_sweep(name, overrides)
+    refuse_other_budget(once.folder, {})  # it would choose among what a search has tried so far
     refuse_more(f"{repeats} repeats", repeats * len(once.cells), once.runtime.max_cells)
     grid = tune.repeated(once, repeats)
     return lambda: Proposed(grid, True, repeats=repeats)

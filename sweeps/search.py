@@ -88,11 +88,6 @@ class _Trial:
     scores: tuple[float | None, ...]
 
     @property
-    def epochs(self) -> int:
-        """Epochs of its training."""
-        return self.cells[0].epochs
-
-    @property
     def score(self) -> float | None:
         """The mean over the seeds: None before all have ended, `_DIVERGED` if any diverged."""
         known = [score for score in self.scores if score is not None]
@@ -120,9 +115,10 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     most = max_cells(itertools.chain(*file.rows))
     refuse_more(f"sweep {file.name}", repeats * sum(map(cells_to_compose, file.rows)), most)
     searches = list(itertools.chain(*(searches_of(file, row) for row in file.rows)))
+    # All rows at once, which refuses what must be the same for them, such as runtimes.
+    whole = load_rows(file, [*itertools.chain(*map(fixed_settings, file.rows))])
     _refuse_unfair(name, searches)
-    first = load_rows(file, [fixed_settings(file.rows[0])[0]])
-    folder = first.folder
+    folder = whole.folder
     budget: dict[str, int] = {}
     if trials:
         budget["trials"] = trials
@@ -130,7 +126,7 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
         budget["trials_per_hyperparameter"] = file.trials_per_hyperparameter
     if repeats > 1:
         budget["repeats"] = repeats
-    _refuse_other_budget(folder, budget)
+    refuse_other_budget(folder, budget)
     per_hyperparameter = file.trials_per_hyperparameter or 0
     paid = [(search, trials or len(search.space) * per_hyperparameter) for search in searches]
     trainings = repeats * sum(number for _, number in paid)
@@ -143,9 +139,12 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
     for number, (first_search, most_trials) in itertools.product(range(repeats), paid):
         search = first_search.again(number)
         rounds = list(_rounds(search, most_trials, folder))
-        trainings = most_trials if search.space else len(search.seeds)
-        trainings += len({*file.final_seeds} - {*search.seeds})
-        epochs_in_all += trainings * search.cell.epochs
+        further_seeds = {*file.final_seeds} - {*first_search.seeds}
+        epochs_in_all += len(further_seeds) * search.cell.epochs
+        if search.space:
+            epochs_in_all += sum(_brackets(search, most_trials)) * _epochs_of_bracket(search)
+        else:
+            epochs_in_all += len(search.seeds) * search.cell.epochs
         complete = complete and all(trial.score is not None for trial in rounds[-1])
         for round_number, trials_of_round in enumerate(rounds):
             for trial in trials_of_round:
@@ -157,12 +156,12 @@ def propose(name: str, overrides: Sequence[str], trials: int | None, repeats: in
                         short[cell.id] = search.cell.epochs
     chosen, clusters = zip(*cells.values(), strict=True)
     later_epochs = max(0, epochs_in_all - sum(cell.epochs for cell in chosen))
-    sweep = replace(first, cells=chosen, clusters=clusters, later_epochs=later_epochs)
+    sweep = replace(whole, cells=chosen, clusters=clusters, later_epochs=later_epochs)
     return Proposed(sweep, complete, {**budget, "short": short, "tried": tried}, repeats)
 
 
-def _refuse_other_budget(folder: Path, budget: Mapping[str, int]) -> None:
-    """Refuse to go on with a search that began with another budget."""
+def refuse_other_budget(folder: Path, budget: Mapping[str, int]) -> None:
+    """Refuse to go on with a search that began with another budget; that of a grid is empty."""
     begun = read_search(folder)
     for key in ("trials", "trials_per_hyperparameter", "repeats"):
         first, value = begun.get(key), budget.get(key)
@@ -170,8 +169,8 @@ def _refuse_other_budget(folder: Path, budget: Mapping[str, int]) -> None:
             option = f"{key}:" if key == "trials_per_hyperparameter" else f"--{key}"
             began = f"without {option}" if first is None else f"with {option} {first}"
             raise RegbenchError(
-                f"{folder / SEARCH}: this search began {began}; go on with that, or give a search "
-                f"with {value} another name (a copy of the file under another name)"
+                f"{folder / SEARCH}: this search began {began}; go on with that, or tune a copy of "
+                "the file under another name"
             )
 
 
@@ -255,7 +254,7 @@ def _rounds(search: Search, trials: int, folder: Path) -> Iterator[list[_Trial]]
         diverged = [trial.values for trial in tried if trial.score == _DIVERGED]
         kept = [trial for trial in tried if trial.values not in diverged] or tried
         # Scores after fewer epochs are not comparable.
-        best = max(kept, key=lambda trial: (trial.epochs, trial.score))
+        best = max(kept, key=lambda trial: (trial.cells[0].epochs, trial.score))
         for key, each in search.space.items():
             box[key] = _next_range(each, box[key], key, best, tried)
 
@@ -281,10 +280,15 @@ def _lengths(epochs: int) -> list[tuple[int, int]]:
     return list(zip(lengths, (_FIRST, 2, 1), strict=False))
 
 
+def _epochs_of_bracket(search: Search) -> int:
+    """Count the epochs of a bracket of size 1."""
+    epochs_of_one = sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
+    return len(search.seeds) * epochs_of_one
+
+
 def _brackets(search: Search, trials: int) -> list[int]:
     """List the sizes of the brackets that a budget pays."""
-    epochs_of_one = sum(epochs * number for epochs, number in _lengths(search.cell.epochs))
-    cost = len(search.seeds) * epochs_of_one
+    cost = _epochs_of_bracket(search)
     count = trials * search.cell.epochs // cost
     if count == 0:
         least = math.ceil(cost / search.cell.epochs)

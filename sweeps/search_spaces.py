@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep
 from regbench import wording
 from regbench.benchmark.rundir.tuning_choice import seed_in
 from regbench.benchmark.settings.cell import Cell
-from regbench.benchmark.settings.overrides import row_values
+from regbench.benchmark.settings.overrides import parse, row_values
 from regbench.benchmark.settings.runtime import Cluster
 from regbench.benchmark.settings.sweep import SweepFile, load_rows
 from regbench.benchmark.training.optimizers.base import OPTIMIZERS
@@ -92,10 +92,9 @@ def searches_of(file: SweepFile, row: tuple[str, ...]) -> list[Search]:
             space = _space(file, fixed, searched, cell)
         # Searches that differ in the seed alone are one, whose trials have all seeds.
         alike = replace(cell, seed=0)
-        if alike in found:
-            found[alike] = replace(found[alike], seeds=(*found[alike].seeds, cell.seed))
-        else:
-            found[alike] = Search(cell, sweep.clusters[0], space, (cell.seed,))
+        known = found.setdefault(alike, Search(cell, sweep.clusters[0], space, ()))
+        if cell.seed not in known.seeds:
+            found[alike] = replace(known, seeds=(*known.seeds, cell.seed))
     return list(found.values())
 
 
@@ -151,8 +150,12 @@ def _space(
     """Return what is searched for a cell: what the sweep's file states, and of the rest what
     the plug-ins state.
     """
-    given = {key: _given(file, fixed, cell, key, *each) for key, each in searched.items()}
-    stated = {text.partition("=")[0] for text in fixed}
+    given = {key: _given(file, fixed, cell, *each) for key, each in searched.items()}
+    stated = set()
+    for override in map(parse, fixed):
+        stated.add(override.key_or_group)
+        if isinstance(mapping := override.value(), dict):
+            stated |= {f"{override.key_or_group}.{name}" for name in mapping}
     space = {**_own_space(cell, stated | set(given)), **given}
     if len(space) > DIMENSIONS:
         raise RegbenchError(
@@ -187,15 +190,10 @@ def _own_space(cell: Cell, stated: set[str]) -> dict[str, Range | Choice]:
 
 
 def _given(
-    file: SweepFile,
-    fixed: Sequence[str],
-    cell: Cell,
-    key: str,
-    override: Any,
-    values: Sequence[str],
+    file: SweepFile, fixed: Sequence[str], cell: Cell, override: Any, values: Sequence[str]
 ) -> Range | Choice:
     """Return the space of a setting that the sweep's file states."""
-    value = override.value()
+    key, value = override.key_or_group, override.value()
     group, _, name = key.partition(".")
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
@@ -203,6 +201,7 @@ def _given(
             stated = Range(value.start, value.end, "log" if "log" in value.tags else "linear")
         except RegbenchError as error:
             raise RegbenchError(f"{override.input_line}: {error}") from error
+        load_rows(file, [[*fixed, f"{key}={stated.value(0.5)}"]])  # refuses what is no setting
         plugin: Any = type(getattr(cell, group))
         return _within(stated, wording.bounds(wording.hints(plugin)[name]))
     choices = []

@@ -300,8 +300,9 @@ def failure(status: CellStatus) -> str:
     # Another command may have claimed it since.
     if status.state in (*FINISHED, "running"):
         return ""
+    logs = log_file(status.directory)
     detail = status.detail or "ended without a record"
-    return f"FAILED: {detail} (logs: {log_file(status.directory)})"
+    return f"FAILED: {detail} (logs: {logs})" if logs else f"FAILED: {detail}"
 
 
 def log_file(directory: Path, job: str = "") -> Path | None:

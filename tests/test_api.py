@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -227,7 +228,7 @@ def test_settings_are_composed_in_threads_and_in_an_application_of_hydra(tmp_pat
 
 
 def test_an_audit_gives_what_the_command_prints() -> None:
-    loss = "tests/instruments/audited.py:simclr"
+    loss = "tests/instruments/audited.py:Ours('simclr')"
     (found,) = regbench.audit.audit(loss, claims="simclr", probes=["state"])
     assert (found.probes, found.findings) == (("state",), ())
-    assert found.command == f"regbench audit '{loss}' --claims 'simclr'"
+    assert shlex.split(found.command) == ["regbench", "audit", loss, "--claims", "simclr"]

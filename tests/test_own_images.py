@@ -350,8 +350,10 @@ def measured(grid: Sweep, stages: Sequence[str]) -> list[CellStatus]:
         write_bytes(folder / "metrics-0001.jsonl", history)
         metrics = NamedFile("metrics-0001.jsonl", hashlib.sha256(history).hexdigest())
         ended = begun + timedelta(seconds=4 if cell.epochs else 3)
-        attempt = PastAttempt(started=begun.isoformat(), finished=ended.isoformat())
-        fields = {"status": "tuned", "attempts": (attempt,), "metrics": metrics}
+        attempts = [PastAttempt(started=begun.isoformat(), finished=ended.isoformat())]
+        if cell is grid.cells[-1]:  # it was killed at its end
+            attempts.append(replace(attempts[0], finished=begun.isoformat()))
+        fields = {"status": "tuned", "attempts": tuple(attempts), "metrics": metrics}
         (folder / "tuning.json").write_text(made(cell.plain(), label=cell.label, **fields).text())
     return []
 
@@ -393,6 +395,15 @@ def test_a_plan_fits_its_budget(
     assert f" {epochs} epochs ({epochs} steps)" in file.description
     assert f"forecast {minutes:.0f} min, as an epoch takes 1 s and the rest" in file.description
     assert ("below the untrained network before epoch 500" in file.description) == (hours < 1)
+
+
+def test_the_hours_that_a_plan_advises_suffice(birds: Manifest, tmp_path: Path) -> None:
+    told, hours = [], 0.2
+    for _ in range(2):
+        file, _ = planned(birds, tmp_path, hours, "runtime.parallel=5")
+        told.append("before epoch 500, for which it takes --hours" in file.description)
+        hours = float(file.description.split()[-1]) if told[-1] else hours
+    assert told == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -496,6 +507,7 @@ def test_a_plan_is_made_once(birds: Manifest, tmp_path: Path) -> None:
     [
         (0.01, [], r"--hours 0\.01 is too little: 2 methods for 4 epochs take --hours 0\.027"),
         (1, ["epochs=3"], "epochs=3: --hours decides the epochs"),
+        (1, ["+seed=3"], r"\+seed=3: --hours decides the epochs"),
         (1, ["cluster=slurm"], "own measures this machine"),
         (1, ["optimizer.base_lr=0.1,1"], "optimizer.base_lr has one value in all cells here"),
     ],

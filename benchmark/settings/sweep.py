@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
+from regbench import methods
 from regbench.benchmark.settings.cell import Cell, Seed
 from regbench.benchmark.settings.compose import Composer
 from regbench.benchmark.settings.overrides import grid, max_cells, refuse_dropped, refuse_more
@@ -254,6 +255,13 @@ def _expand(
         raise RegbenchError(
             f"sweep {name}: some cells are for this machine and some for Slurm; choose one cluster="
         )
+    names: dict[str, str] = {}
+    for cell, _ in cells.values():
+        own = methods.registry_name(cell.method)
+        known = names.setdefault(cell.label, own) if cell.is_method else own
+        if known != own:
+            what = f"sweep {name}: {known} and {own} are both {cell.label!r} in tables"
+            raise RegbenchError(f"{what}; give one another title")
     if len(runtimes) > 1:
         first, other = map(plain, [*runtimes][:2])
         differing = ", ".join(f"runtime.{key}" for key in first if first[key] != other[key])

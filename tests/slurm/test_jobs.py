@@ -710,33 +710,33 @@ esac
 """
 
 
-# Whether a life of a job began, had an error, its exit code, its number, what Slurm says of it, and
-# whether it is queued again.
+# Whether a life of a job began, had an error, its exit code, what lives before it noted, what Slurm
+# says of it, and whether it is queued again.
 ENDS = [
-    (True, False, 137, 0, "RUNNING", True),
-    (True, False, 137, 19, "RUNNING", True),
-    (True, False, 137, 20, "RUNNING", False),  # by nodes that were lost, say
-    (True, False, 137, 0, "CANCELLED", False),
-    (True, False, 1, 0, "RUNNING", False),
-    (True, False, 0, 0, "RUNNING", False),
-    (True, True, 137, 0, "RUNNING", False),
-    (True, None, 137, 1, "RUNNING", True),  # the error is of an earlier life
-    (False, False, 2, 0, "RUNNING", True),  # it never came to run regbench
-    (False, False, 2, 1, "RUNNING", False),  # nor the second time
-    (False, False, 140, 1, "RUNNING", True),  # preempted before it could notice
-    (False, False, 143, 1, "RUNNING", True),
+    (True, False, 137, "", "RUNNING", True),
+    (True, False, 137, "", "CANCELLED", False),
+    (True, False, 1, "", "RUNNING", False),
+    (True, False, 0, "", "RUNNING", False),
+    (True, True, 137, "", "RUNNING", False),
+    (True, None, 137, "\n", "RUNNING", True),  # the error is of an earlier life
+    (False, False, 2, "", "RUNNING", True),  # it never came to run regbench
+    (False, False, 2, "\n", "RUNNING", False),  # nor the second time
+    (False, False, 140, "\n", "RUNNING", True),  # preempted before it could notice
+    (False, False, 143, 19 * ".", "RUNNING", True),
+    (False, False, 143, 20 * ".", "RUNNING", False),
 ]
 
 
 @pytest.mark.parametrize("life", ENDS)
 def test_the_batch_script_queues_a_killed_job_again_and_no_other(
-    life: tuple[bool, bool | None, int, int, str, bool], user: User
+    life: tuple[bool, bool | None, int, str, str, bool], user: User
 ) -> None:
-    begun, error, code, restarts, state, requeued = life
+    """However often its time was up, or it was preempted."""
+    begun, error, code, missed, state, requeued = life
     user.submitted("method=vicreg")
     script = user.slurm.tasks()["1"]["script"]
     note = user.sweep / "jobs" / "logs" / "1"
-    Path(f"{note}_missed").write_text(restarts * "\n")
+    Path(f"{note}_missed").write_text(missed)
     if error is None:
         Path(f"{note}_error").touch()
     lines = [f"rm {note}_missed" if begun else "", f"touch {note}_error" if error else ""]
@@ -745,7 +745,7 @@ def test_the_batch_script_queues_a_killed_job_again_and_no_other(
         (user.folder / name).write_text(f"#!/bin/sh\n{text}")
         (user.folder / name).chmod(0o755)
     (user.folder / "state").write_text(state)
-    environment = {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": str(restarts)}
+    environment = {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": "99"}
     environment["PATH"] = f"{user.folder}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["bash", script], cwd=user.folder, env=environment, check=False)
     assert done.returncode == code

@@ -10,6 +10,7 @@ import pytest
 
 from regbench.benchmark.rundir.record_parts import Cost
 from regbench.benchmark.settings.cell import Cell
+from regbench.benchmark.settings.runtime import STAGES
 from regbench.benchmark.settings.sweep import load_grid
 from regbench.datasets.stored.manifest import Manifest
 from regbench.files import write_text
@@ -46,6 +47,8 @@ def test_gpu_hours_by_the_time_of_like_cells(
     ran(runs, [*vicreg, "seed=5"], cost=Cost(train_s=2.0, evaluate_s=0.0))
     ran(runs, [*vicreg, "seed=8", "embedding_dim=32"], cost=Cost(train_s=360.0, evaluate_s=800.0))
     ran(runs, [*vicreg, "seed=9"], status="diverged", cost=endless)
+    # That it went on with other GPUs leaves open how many seconds each of them took.
+    ran(runs, [*vicreg, "seed=4"], environment={"world_size": "4, then 2"}, cost=endless)
     others = ["dataset.name=other", "network.projector.hidden_dim=7", "batch_size=64"]
     others += ["precision=fp32", "micro_batch_size=16", "baseline=supervised"]
     for other in others:
@@ -66,6 +69,16 @@ def test_gpu_hours_by_the_time_of_like_cells(
     (unlike,) = plan(load_grid([*tiny, "method=simclr"]))
     assert unlike.gpu_hours == pytest.approx((2 * (120 + 180) / 2 + (600 + 800) / 2) / 3600)
     assert not unlike.from_flop
+
+
+def test_what_is_tuned_is_not_trained_again(tiny: list[str], tmp_path: Path) -> None:
+    """It is done, or is still to be scored on the test split."""
+    ran(tmp_path / "runs", [*tiny, "method=vicreg"], cost=Cost(train_s=3600.0, evaluate_s=1800.0))
+    sweep = load_grid([*tiny, "method=vicreg"])
+    (cell,) = sweep.cells
+    write_text(sweep.folder / cell.id / "tuning.json", made(cell.plain(), status="tuned").text())
+    (tuning,), (final,) = plan(sweep, STAGES[:2]), plan(sweep)
+    assert (tuning.done, final.done, final.gpu_hours) == (True, False, 0.5)
 
 
 def test_a_plan_is_a_row_of_each_cell_and_a_line(tiny: list[str]) -> None:
@@ -213,6 +226,7 @@ def test_cells_of_one_shape_are_predicted_once(
     apart = [
         *(["method=simclr"], ["embedding_dim=32"], ["batch_size=64"], ["micro_batch_size=16"]),
         *(["precision=fp32"], ["cluster.gpus=2"], ["network.projector.hidden_dim=7"]),
+        ["optimizer.momentum=0"],  # SGD then has no state
         *(["dataset.image_size=20"], ["optimizer=adamw", "optimizer.warmup_epochs=1"]),
         *(["augmentation=small_grey_crops"], ["baseline=supervised"]),
         ["dataset.channels=1", "dataset.mean=[0.5]", "dataset.std=[0.5]"],
@@ -227,7 +241,7 @@ def test_cells_of_one_shape_are_predicted_once(
     cells, clusters = zip(*((grid.cells[0], grid.clusters[0]) for grid in grids), strict=True)
     planned = plan(replace(grids[0], cells=cells, clusters=clusters))
     assert [cell for cell, _ in asked] == [cells[0], *cells[len(alike) : -1]]
-    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 12
+    assert [where["world_size"] for _, where in asked] == [1] * 6 + [2] + [1] * 13
     assert {where["loss_form"] for _, where in asked} == {"textbook"}
     assert [entry.needs for entry in planned] == [needed] * (len(grids) - 1) + [None]
 
@@ -252,5 +266,8 @@ def test_a_finished_cell_may_be_too_large(tiny: list[str], tmp_path: Path) -> No
     needed = rf"VICReg with q=16 and 16 images a GPU: {gb:.1f} GB\."
     with is_refused(f"predicted not to fit a GPU: 1 cell, such as {needed}"):
         refuse_oversized(two_gpus)
+    stages = "cluster.stages={pretrain:{gpu_memory_gib:0.0001},tune:{},final:{}}"
+    with is_refused("predicted not to fit a GPU: 1 cell"):
+        refuse_oversized(load_grid([*tiny, "method=vicreg", stages]))
     write_text(tmp_path / "runs" / sweep.name / cell.id / "record.json", made(cell.plain()).text())
     refuse_oversized(sweep)

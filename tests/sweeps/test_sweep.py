@@ -550,9 +550,10 @@ def test_a_sweep_of_which_all_diverged_has_a_report(
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_cells_that_train_nothing_tell_nothing_of_the_time_left(
+def test_the_time_left_is_told_by_the_epochs_that_are_trained_now(
     own: Sweep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Not by cells that train nothing, nor by what an interrupted cell trained before."""
     own.write("method=sfrik epochs=0", "method=vicreg seed=0,1")
     untrained = own.directory("method=sfrik", "epochs=0")
     trained = [own.directory("method=vicreg", f"seed={seed}") for seed in range(2)]
@@ -572,6 +573,12 @@ def test_cells_that_train_nothing_tell_nothing_of_the_time_left(
         run_sweep(load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=1"]))
     told = [record.getMessage() for record in caplog.records if "epochs" in record.getMessage()]
     assert told == ["2 of 4 epochs, about 00:02 left", "4 of 4 epochs, about 00:00 left"]
+    caplog.clear()
+    shutil.rmtree(own.runs)
+    attempt(trained[1], ended="interrupted", progress={"epoch": 1})
+    with caplog.at_level("INFO", "regbench"):
+        run_sweep(load_sweep(str(own.folder / "own.yaml"), ["runtime.parallel=1"]))
+    assert "3 of 4 epochs, about 00:01 left" in caplog.text
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -584,7 +591,7 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     done: dict[str, Any] = {"ended": "done", "progress": progress}
     directories[0].mkdir(parents=True)
     (directories[0] / "record.json").write_text(made().text())
-    attempt(directories[1])  # of this very process
+    attempt(directories[1], progress={})  # of this very process
     seen: list[object] = []
 
     def run(cell: Cell, runtime: Runtime, *given: Any) -> None:
@@ -630,7 +637,7 @@ def test_a_sweep_runs_what_is_not_finished_and_says_how_each_ended(
     owner = f"process {HERE['pid']} on {HERE['hostname']}"
     assert ends == [
         f"[1/3] {names[2]} FAILED: too large (logs: {directories[2]}/logs/7_log.out)",
-        f"[2/3] {names[3]} FAILED: ended without a record (logs: None)",
+        f"[2/3] {names[3]} FAILED: ended without a record",
         "6 of 8 epochs, about 00:00 left",
         f"{names[1]}: {owner} is at work on it; waiting for it",
         f"[3/3] {names[1]}: kNN 5 %",

@@ -30,6 +30,7 @@ from regbench.benchmark.settings.stored import load_cell
 from regbench.benchmark.settings.sweep import Sweep, load_run, load_sweep, read_rows
 from regbench.datasets.loading.loaders import EvalLoader
 from regbench.files import verified, write_text
+from regbench.methods.simclr import SimCLR
 from regbench.methods.vicreg import VICReg
 from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose, compared_ids
@@ -495,6 +496,9 @@ def test_a_search_knows_what_is_still_to_come(mine: Mine) -> None:
     assert sum(cell.epochs for cell in found.cells) == 2 * 4 + 4
     # Of each method two trainings of two epochs and one of four, then two final ones of four.
     assert found.later_epochs == 2 * (4 + 4 + 8) + 8
+    # Two of five trainings pay no bracket, and a seed that is given twice is one.
+    path = mine.write(["method=tcr seed=0,0"], "epochs=4", final_seeds=[0, 1, 2])
+    assert propose(str(path), [], 5, repeats=2).sweep.later_epochs == 2 * (4 + 4 + 8)
 
 
 def test_another_grid_than_the_choice_was_made_among_is_refused(mine: Mine) -> None:
@@ -636,6 +640,15 @@ def test_a_search_gives_every_method_equally_many_images_and_distinct_configurat
     # what the file states is not searched
     assert (len(rates["TCR"]), rates["VICReg"]) == (8, {1.0})
     assert choice.budget == 8
+
+
+@pytest.mark.parametrize(
+    "given", ["+method.alignment_weight=7", "method={name:tcr,alignment_weight:7}"]
+)
+def test_what_is_stated_in_another_form_is_not_searched(given: str, mine: Mine) -> None:
+    cells = propose(str(mine.write([f"method=tcr {given}"], "epochs=4")), [], 3).sweep.cells
+    assert {cell.plain()["method"]["alignment_weight"] for cell in cells} == {7.0}
+    assert len({cell.optimizer.base_lr for cell in cells}) == 4
 
 
 def test_a_search_ends_when_those_of_all_methods_have_ended(mine: Mine) -> None:
@@ -899,6 +912,9 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
         (["method=tcr epochs=4,8"], 6, TWICE),
         ([f"method=tcr method.alignment_weight={weight}" for weight in (1, 2)], 6, TWICE),
         (["method=tcr seed=0,1", "method=vicreg seed=0"], 6, "different seeds; give all the same"),
+        (["method=tcr runtime.loss_form=gram,auto"], 8, "loss_form must be the same for"),
+        (["method=tcr", "method=vicreg cluster=slurm"], 8, "some cells are for this machine and"),
+        (["method=tcr,vicreg method.scale=interval(1,2)"], 8, "unknown setting 'method.scale'"),
         *(([f"method=vicreg {WEIGHT}={given}"], 2, f"{WEIGHT}=.*: {ORDER}") for given in INTERVALS),
     ],
 )
@@ -930,6 +946,9 @@ def test_a_search_keeps_the_budget_that_it_began_with(mine: Mine) -> None:
     for trials in (3, 9):
         with is_refused("this search began with --trials 6"):
             propose(str(path), [], trials)
+    # A grid would end the search before its time.
+    with is_refused("this search began with --trials 6"):
+        proposals(str(mine.write(["method=tcr"], "epochs=4")), [], None, None)
 
 
 def test_each_search_of_a_repeated_tuning_has_seeds_and_configurations_of_its_own(
@@ -988,7 +1007,11 @@ def test_a_repeated_grid_chooses_in_each_repeat(mine: Mine) -> None:
         return 90.0 - abs(weight - 10 * (1 + cell.seed // 1000))
 
     run = bring(mine.folder, prefers)
-    final = there(tune.tune(propose_next(), propose_next, run, final_seeds=None))
+    begun = proposals(str(path), [], None, 3)().sweep.cells  # with one repeat more
+    mine.begin(begun)
+    mine.leave(begun, *map(prefers, begun))
+    for _ in range(2):  # the second time by the choice on record
+        final = there(tune.tune(propose_next(), propose_next, run, final_seeds=None))
     chosen = {(cell.seed, cell.plain()["method"]["alignment_weight"]) for cell in final.cells}
     assert chosen == {(0, 10.0), (1000, 20.0)}
     assert "9 cells" in done("tune", path, "--repeats", "3", "--plan").output
@@ -1050,6 +1073,15 @@ def test_a_budget_may_be_in_proportion_to_the_searched_hyperparameters(mine: Min
     assert "the images of 3 trainings for each hyperparameter that it searches" in planned
     # 3 times 7/3, the mean over the three methods
     assert "tuned by 7 trainings a search" in done("plan", path, "--tell", "1").output
+
+
+def test_two_methods_of_one_title_are_refused(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a plug-in that inherits it: one row would hold both, and one choice be made of them."""
+    monkeypatch.setattr(SimCLR, "metadata", VICReg.metadata)
+    path = mine.write(["method=vicreg", "method=simclr"], "epochs=4")
+    for load in (load_sweep, lambda name: propose(name, [], 3)):
+        with is_refused("vicreg and simclr are both 'VICReg' in tables; give one another title"):
+            load(str(path))
 
 
 def test_an_interval_is_no_grid(mine: Mine) -> None:

@@ -178,7 +178,7 @@ def tune(
 
     if plan:
         proposed = proposals(name, overrides, trials, repeats)()
-        show_plan(proposed.sweep)
+        show_plan(proposed.sweep, STAGES[:2])
         if proposed.search is not None:
             click.echo(f"\nThis is what the search tries first; in all, {proposed.budget}.")
         return
@@ -260,11 +260,11 @@ def challenge(
     ctx.exit(1 if failed else 0)
 
 
-def show_plan(grid: Sweep) -> list[Planned]:
-    """Print the cells of a grid and what they will take; return that."""
+def show_plan(grid: Sweep, stages: Sequence[str] = ("final",)) -> list[Planned]:
+    """Print the cells of a grid and what they will take to come through stages; return that."""
     from regbench.sweeps import forecast
 
-    planned = forecast.plan(grid)
+    planned = forecast.plan(grid, stages)
     click.echo(forecast.table(planned))
     return planned
 
