@@ -51,11 +51,16 @@ class Test(NamedTuple):
         """Standard error of the difference of two methods' means, over √2, in points."""
         return self.deviation * math.sqrt((1 / self.searches[one] + 1 / self.searches[other]) / 2)
 
+    def p(self, one: str, other: str) -> float:
+        """Probability of a difference as large as theirs if all methods are equal."""
+        gap = self.means[one] - self.means[other]
+        return float(self.tukey.sf(abs(gap) / self.error(one, other)))
+
     def describe(self, one: str, other: str) -> str:
         """Describe how far one method is above another, with its interval."""
-        gap, error = self.means[one] - self.means[other], self.error(one, other)
-        p = self.tukey.sf(abs(gap) / error)
-        return f"{one} - {other}: {gap:+.1f} ± {self.tukey.ppf(0.95) * error:.1f}, p = {p:.3f}"
+        gap = self.means[one] - self.means[other]
+        half = self.tukey.ppf(0.95) * self.error(one, other)
+        return f"{one} - {other}: {gap:+.1f} ± {half:.1f}, p = {self.p(one, other):.3f}"
 
 
 def scores(world: str) -> pd.DataFrame:
@@ -90,6 +95,9 @@ def contrasts(test: Test, best: str) -> None:
     others = test.means[test.means > test.means[best]]
     for row in others.index:
         print(test.describe(row, best))
+    below = test.means.index[test.means < test.means[best]]
+    clearly = sum(test.p(row, best) < 0.05 for row in below)
+    print(f"significantly below {best}: {clearly} of {len(test.means) - 1}")
     for row in BLIND:
         print(test.describe(row, "SFRIK (L=2)"))
     for group, names in {"covariances": COVARIANCES, "kernels": KERNELS}.items():
