@@ -452,7 +452,7 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: P
     with is_refused(few), prepared(written(tmp_path, PULL), own, [runs]):
         pass
     told = "quickstart: a track's sweep needs trials and 3 or more final_seeds"
-    with is_refused(told), prepared(twin, replace(own, sweep="quickstart"), [runs]):
+    with is_refused(told), prepared(twin, replace(track, sweep="quickstart"), [runs]):
         pass
     with is_refused("minute"):
         tasks_of("hour")
