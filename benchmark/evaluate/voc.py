@@ -25,7 +25,13 @@ from regbench.benchmark.evaluate.features import progress_bar
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.loading.photometric import Normalize
-from regbench.datasets.stored.voc_files import CLASSES, VOCSplit, read_voc07, whole_images
+from regbench.datasets.stored.voc_files import (
+    CLASSES,
+    VOCSplit,
+    read_voc07,
+    voc07_folder,
+    whole_images,
+)
 from regbench.errors import RegbenchError
 from regbench.settings import AtLeastOne, AtLeastTwo, Positive, settings
 
@@ -80,7 +86,7 @@ class VOC07(Evaluation):
                 f"VOC2007 has colour images and a backbone trained on {task.dataset.name} takes "
                 f"{channels} channels; leave {name} out of evaluation.protocols"
             )
-        return read_voc07(task.data_dir / "voc07" / "VOCdevkit", self.num_images)
+        return read_voc07(voc07_folder(task.data_dir), self.num_images)
 
     def run(self, name: str, subject: Subject) -> Scores:
         """Return the mean average precision on the test images, C chosen by cross-validation on

@@ -78,7 +78,7 @@ class Sample:
 
 
 def written_again(name: str) -> str:
-    """Say how the files of a prepared data set, of whatever source, are written again."""
+    """Return the remedy for damaged files of a prepared data set, of whatever source."""
     return f"write it again: regbench prepare … dataset.name={name} --force"
 
 

@@ -13,7 +13,7 @@ from regbench.datasets.published import PUBLISHED
 from regbench.datasets.stored.encode import in_order
 from regbench.datasets.stored.prepare import locked
 from regbench.datasets.stored.progress import tracked
-from regbench.datasets.stored.voc_files import VOCSplit, read_image, read_voc07
+from regbench.datasets.stored.voc_files import VOCSplit, read_image, read_voc07, voc07_folder
 from regbench.errors import RegbenchError
 from regbench.text import few
 
@@ -32,8 +32,8 @@ def prepare_voc07(
     A rename puts it there once it is complete and checked. `source_dir` holds the two archives, or
     VOCdevkit/, to which a link is made; `force` replaces an existing folder with it.
     """
-    folder = data_dir / "voc07"
-    place = folder / "VOCdevkit"
+    place = voc07_folder(data_dir)
+    folder = place.parent
     with locked(folder):
         for leftover in folder.glob(".VOCdevkit.*"):
             shutil.rmtree(leftover)

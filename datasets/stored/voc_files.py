@@ -48,6 +48,11 @@ class VOCSplit:
     presence: npt.NDArray[np.int8]
 
 
+def voc07_folder(data_dir: Path) -> Path:
+    """Return the folder of a prepared VOC2007."""
+    return data_dir / "voc07" / "VOCdevkit"
+
+
 def read_voc07(devkit: Path, num_images: tuple[int, int], where: str = "") -> dict[str, VOCSplit]:
     """Read "trainval" and "test" of a folder VOCdevkit/, whose VOC2007/ messages call `where`.
 

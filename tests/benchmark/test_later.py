@@ -31,7 +31,7 @@ from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.runtime import Runtime
 from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.loading.loaders import EvalLoader, ViewLoader
-from regbench.datasets.stored.voc_files import read_voc07, whole_images
+from regbench.datasets.stored.voc_files import read_voc07, voc07_folder, whole_images
 from regbench.files import verified
 from tests.command import done, refusal, run
 from tests.records import chosen, ranked, tuning_choice
@@ -337,7 +337,7 @@ def test_voc07_is_linear_svms_on_the_backbones_features(
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (cell.dataset.mean, cell.dataset.std))
     data = {}
     how: dict[str, Any] = {"shorter": 28, "size": 24, "interpolation": "bilinear", "workers": 1}
-    for name, split in read_voc07(voc_data_dir / "voc07" / "VOCdevkit", (TRAINVAL, TEST)).items():
+    for name, split in read_voc07(voc07_folder(voc_data_dir), (TRAINVAL, TEST)).items():
         (x,) = whole_images(split.paths, batch_size=100, **how)
         features = found.encoder.represent((x / 255 - mean) / std).double()
         features = features / (features.norm(dim=1, keepdim=True) + 1e-5)

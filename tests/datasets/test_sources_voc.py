@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from regbench.datasets.stored.prepare_voc import ARCHIVES, prepare_voc07
-from regbench.datasets.stored.voc_files import read_voc07
+from regbench.datasets.stored.voc_files import read_voc07, voc07_folder
 from tests.command import done, refusal
 from tests.refusals import is_refused
 from tests.voc import TEST, TRAINVAL, main_folder, write_voc07
@@ -40,7 +40,7 @@ def archives(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def images(data_dir: Path) -> list[bytes]:
-    splits = read_voc07(data_dir / "voc07" / "VOCdevkit", COUNTS)
+    splits = read_voc07(voc07_folder(data_dir), COUNTS)
     return [path.read_bytes() for path in (*splits["trainval"].paths, *splits["test"].paths)]
 
 
@@ -100,7 +100,7 @@ def test_an_archive_cannot_write_elsewhere(
 
 def test_damaged_images_are_listed_and_replaced_by_force(tmp_path: Path, archives: Path) -> None:
     prepare_voc07(tmp_path, COUNTS, source_dir=archives)
-    paths = read_voc07(tmp_path / "voc07" / "VOCdevkit", COUNTS)["test"].paths
+    paths = read_voc07(voc07_folder(tmp_path), COUNTS)["test"].paths
     for path in paths[:9]:
         path.write_bytes(path.read_bytes()[:-60])
     reason = rf"complete VOC2007: 9 images cannot be read: {paths[0].name}, .* 3 more"
@@ -122,7 +122,7 @@ def test_an_unpacking_that_was_stopped_is_not_taken_for_a_whole_one(
         patched.setattr(Image, "open", stopped)  # when the archives are unpacked
         prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     with is_refused("VOC2007 is missing"):
-        read_voc07(tmp_path / "voc07" / "VOCdevkit", COUNTS)
+        read_voc07(voc07_folder(tmp_path), COUNTS)
     shutil.copytree(archives, tmp_path / "voc07" / ".VOCdevkit.x7")  # what a kill leaves
     prepare_voc07(tmp_path, COUNTS, source_dir=archives)
     assert sorted(path.name for path in (tmp_path / "voc07").iterdir()) == [".lock", "VOCdevkit"]

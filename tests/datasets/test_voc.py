@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
 from regbench import RegbenchError
-from regbench.datasets.stored.voc_files import CLASSES, read_voc07, whole_images
+from regbench.datasets.stored.voc_files import CLASSES, read_voc07, voc07_folder, whole_images
 from tests.refusals import is_refused
 from tests.voc import TEST, TRAINVAL, main_folder, write_voc07
 
@@ -24,7 +24,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
-    splits = read_voc07(data_dir / "voc07" / "VOCdevkit", (TRAINVAL, TEST))
+    splits = read_voc07(voc07_folder(data_dir), (TRAINVAL, TEST))
     assert [len(splits[name].paths) for name in ("trainval", "test")] == [TRAINVAL, TEST]
     for name, split in splits.items():
         assert list(split.paths) == sorted(split.paths)
@@ -41,7 +41,7 @@ def test_splits_are_read_as_they_are_written(data_dir: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
     way = r"VOC2007 is missing.*VOCtrainval_06-Nov-2007\.tar.*prepare voc07 --source-dir FOLDER"
     with is_refused(way):
-        read_voc07(tmp_path / "voc07" / "VOCdevkit", (5011, 4952))
+        read_voc07(voc07_folder(tmp_path), (5011, 4952))
 
 
 def test_all_that_is_wrong_is_listed(data_dir: Path) -> None:
@@ -53,7 +53,7 @@ def test_all_that_is_wrong_is_listed(data_dir: Path) -> None:
     gone = folder.parents[1] / "JPEGImages" / f"{lines[3].split()[0]}.jpg"
     gone.unlink()
     with pytest.raises(RegbenchError) as refusal:
-        read_voc07(data_dir / "voc07" / "VOCdevkit", (5011, 4952))
+        read_voc07(voc07_folder(data_dir), (5011, 4952))
     for part in (
         "cat_test.txt is missing",
         "dog_trainval.txt has a line",
@@ -72,7 +72,7 @@ def test_one_image_in_both_splits_is_refused(data_dir: Path) -> None:
         first = (main_folder(data_dir) / f"{cls}_trainval.txt").read_text().splitlines()[0]
         path.write_text(f"{path.read_text()}{first}\n")
     with is_refused("1 images are in both splits"):
-        read_voc07(data_dir / "voc07" / "VOCdevkit", (TRAINVAL, TEST + 1))
+        read_voc07(voc07_folder(data_dir), (TRAINVAL, TEST + 1))
 
 
 @pytest.mark.parametrize(("height", "width"), [(60, 80), (81, 60)])
@@ -95,7 +95,7 @@ def test_images_are_resized_whole(tmp_path: Path, height: int, width: int) -> No
 
 
 def test_batches_come_in_order(data_dir: Path) -> None:
-    paths = read_voc07(data_dir / "voc07" / "VOCdevkit", (TRAINVAL, TEST))["test"].paths
+    paths = read_voc07(voc07_folder(data_dir), (TRAINVAL, TEST))["test"].paths
     options: Any = {"shorter": 10, "size": 8, "interpolation": "bicubic"}
     one = list(whole_images(paths, **options, batch_size=100, workers=1))
     many = list(whole_images(paths, **options, batch_size=7, workers=3))
