@@ -117,8 +117,8 @@ def record_of(tiny: list[str], name: str) -> Record:
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["plain", "stopped", "micro", "teacher", "labels", "memory"]),
-        pytest.param(2, ["random", "bf16", "centred"], marks=pytest.mark.slow),
+        (2, list(CASES)[:2]),
+        pytest.param(2, list(CASES)[2:], marks=pytest.mark.slow),
         pytest.param(4, list(CASES), marks=pytest.mark.slow),
     ],
 )

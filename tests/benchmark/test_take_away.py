@@ -281,6 +281,7 @@ def count_parts(arguments: tuple[Path, Path, Path], settings: list[str], most: i
     return done
 
 
+@pytest.mark.slow
 def test_embed_goes_on_after_a_kill_to_the_same_file(
     directory: Path, shared: list[str], folder: Path, tmp_path: Path
 ) -> None:

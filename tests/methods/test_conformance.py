@@ -46,6 +46,7 @@ def test_a_claim_that_is_not_made_does_not_hold(method: Regularizer) -> None:
         assert outcome[0] > 1e-6, f"{claims[name]} could be claimed"
 
 
+@pytest.mark.slow
 def test_one_to_four_processes_give_the_same_as_one() -> None:
     findings = check_sharded(VARIANTS)
     assert not {name: finding for name, finding in findings.items() if not finding.ok}

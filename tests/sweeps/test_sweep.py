@@ -751,6 +751,7 @@ def test_a_run_opens_the_test_split_to_no_cell_that_its_tuning_has_not_chosen(
         run_sweep(grid)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     """`kill -9` of the command, of the job and of the loader's process, in the middle of
     training.
@@ -788,6 +789,7 @@ def test_a_killed_sweep_ends_as_an_undisturbed_one(own: Sweep) -> None:
     assert_same(record, undisturbed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_sweep_and_its_jobs(own: Sweep) -> None:
     own.write("method=vicreg epochs=4000")
     directory = own.directory("method=vicreg", "epochs=4000")

@@ -300,7 +300,11 @@ def test_a_range_around_a_weight_ends_where_its_values_do(tmp_path: Path) -> Non
         assert searched(method) == ["method.share=tag(log,interval(0.03125,1.0))"]
 
 
-TASKS = [pytest.param(task, id=task.name) for tasks in TRACKS.values() for task in tasks]
+TASKS = [
+    pytest.param(task, id=task.name, marks=[pytest.mark.slow] if number else [])
+    for tasks in TRACKS.values()
+    for number, task in enumerate(tasks)
+]
 
 
 @pytest.mark.parametrize("task", TASKS)
