@@ -199,9 +199,10 @@ def _given(
         assert value.start is not None and value.end is not None
         try:
             stated = Range(value.start, value.end, "log" if "log" in value.tags else "linear")
+            # Refuses what is no setting, or one of whole numbers.
+            load_rows(file, [[*fixed, f"{key}={stated.value(0.5)}"]])
         except RegbenchError as error:
             raise RegbenchError(f"{override.input_line}: {error}") from error
-        load_rows(file, [[*fixed, f"{key}={stated.value(0.5)}"]])  # refuses what is no setting
         plugin: Any = type(getattr(cell, group))
         return _within(stated, wording.bounds(wording.hints(plugin)[name]))
     choices = []

@@ -915,6 +915,7 @@ TWICE = "2 searches for TCR that differ in nothing but epochs or tuned values"
         (["method=tcr runtime.loss_form=gram,auto"], 8, "loss_form must be the same for"),
         (["method=tcr", "method=vicreg cluster=slurm"], 8, "some cells are for this machine and"),
         (["method=tcr,vicreg method.scale=interval(1,2)"], 8, "unknown setting 'method.scale'"),
+        (["method=sigreg method.directions=interval(8,64)"], 8, r"8,64\): .* whole number"),
         *(([f"method=vicreg {WEIGHT}={given}"], 2, f"{WEIGHT}=.*: {ORDER}") for given in INTERVALS),
     ],
 )
