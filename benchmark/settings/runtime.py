@@ -139,7 +139,12 @@ class Cluster:
     gpu_memory_gib: Positive | None = None
 
     def __post_init__(self) -> None:
-        """Refuse stages that are not those of a run."""
+        """Refuse jobs without time to work, and stages that are not those of a run."""
+        if self.notice_s >= 60 * self.time_minutes:
+            raise RegbenchError(
+                f"cluster.time_minutes={self.time_minutes} leaves no time to work: the last "
+                f"{self.notice_s} seconds (cluster.notice_s) are for the end"
+            )
         if self.stages is not None and set(self.stages) != set(STAGES):
             given = ", ".join(self.stages) or "nothing"
             raise RegbenchError(
