@@ -55,6 +55,8 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
     Raises:
         RegbenchError: If the run has no weights, the folder no images, or `out` is another file.
     """
+    if out.suffix != ".parquet":
+        raise RegbenchError(f"{out}: the file is a parquet file; give --out {out.stem}.parquet")
     trained = load(directory)
     listing = Listing(folder, allow_empty=True)
     files, seen = [], []

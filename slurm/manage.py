@@ -30,6 +30,7 @@ from regbench.sweeps.status import (
     ends,
     locked,
     log_file,
+    status_command,
     sweep_status,
     write_plan,
 )
@@ -67,9 +68,8 @@ def _chosen(folder: Path, cells: Sequence[str], jobs: Mapping[str, CellJobs]) ->
         matching = [status for status in found if status.cell_id.startswith(prefix)]
         if len(matching) != 1:
             what = "no cell" if not matching else f"{len(matching)} cells"
-            raise RegbenchError(
-                f"{what} of {folder.name} begin with {prefix!r}; see: regbench status {folder.name}"
-            )
+            what += f" of {folder.name} begin with {prefix!r}"
+            raise RegbenchError(f"{what}; see: {status_command(folder)}")
         chosen += matching
     return chosen
 
@@ -146,7 +146,7 @@ def run_sweep(
     submitted = "all cells are finished, run or wait"
     if count:
         submitted = f"submitted {counted(count, 'cell')} as {', '.join(arrays)}"
-    say(f"{submitted}; see: regbench status {sweep.name}")
+    say(f"{submitted}; see: {status_command(sweep.folder)}")
     ids = {cell.id for cell in sweep.cells}
     # The folder may hold cells of earlier calls, with other seeds.
     look = wait or statuses

@@ -24,7 +24,7 @@ from regbench.sweeps import tune
 from regbench.sweeps.choose import choice_table, choose
 from regbench.sweeps.forecast import refuse_oversized
 from regbench.sweeps.search import Proposed, propose, refuse_other_budget
-from regbench.sweeps.status import CellStatus, ends
+from regbench.sweeps.status import CellStatus, ends, status_command
 from regbench.text import counted
 
 log = logging.getLogger("regbench")
@@ -121,7 +121,7 @@ def refuse_unfinished(
         named.append("…")
     raise Unfinished(
         f"{len(missing)} of {counted(len(found), 'cell')} not finished: {'; '.join(named)}. "
-        f"Details: regbench status {grid.name}; the same command tries them again"
+        f"Details: {status_command(grid.folder)}; the same command tries them again"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tabulate import tabulate
 from regbench.benchmark.rundir.lease import claim
 from regbench.benchmark.rundir.record import read_record
 from regbench.benchmark.rundir.run_folder import PLAN, CellPlan, RunFolder, read_plan
+from regbench.benchmark.settings.runtime import Runtime
 from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.text import counted
@@ -148,8 +150,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a sweep's folder, which one process at a time may plan or submit; wait for another
     process that holds it.
 
-    The lock is an attempt, as in a run directory. An attempt whose process is dead or silent does
-    not count, so that a kill leaves no lock behind.
+    The lock is an attempt, as in a run directory, so that a kill leaves none behind.
     """
     attempt = claim(folder / "jobs", _LEASE_S)
     assert attempt is not None  # there is no record that would end it
@@ -163,8 +164,7 @@ def write_plan(sweep: Sweep) -> None:
     """Add the sweep's cells to those that its folder already plans (say, of other seeds)."""
     path = sweep.folder / PLAN
     with locked(sweep.folder):
-        # Under the lock, because two commands that read the same plan would each leave out the
-        # other's cells.
+        # Under the lock, or two commands would each leave out the other's cells.
         cells = read_plan(sweep.folder) if path.exists() else []
         known = {cell["id"] for cell in cells}
         cells += [plan_of(cell) for cell in sweep.cells if cell.id not in known]
@@ -198,6 +198,13 @@ def sweep_folder(runs_dir: Path, name: str) -> Path:
         started = ", ".join(folder.name for folder in sweep_folders(runs_dir))
         raise RegbenchError(f"no sweep {name!r} in {runs_dir}; started: {started or 'none'}")
     return runs_dir / name
+
+
+def status_command(folder: Path) -> str:
+    """Return the command that shows how a sweep stands, in whatever folder of runs."""
+    option = f" --runs-dir {shlex.quote(str(folder.parent))}"
+    is_usual = folder.parent.absolute() == Path(Runtime().runs_dir).absolute()
+    return f"regbench status {folder.name}{'' if is_usual else option}"
 
 
 def sweep_status(folder: Path, jobs: Mapping[str, CellJobs] | None = None) -> list[CellStatus]:

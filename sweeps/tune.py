@@ -47,7 +47,7 @@ from regbench.errors import RegbenchError
 from regbench.files import signed, write_text
 from regbench.sweeps.choose import COMPARED, choose, compared_ids, refuse_unequal
 from regbench.sweeps.search import Proposed
-from regbench.sweeps.status import locked
+from regbench.sweeps.status import locked, status_command
 
 
 def tune(
@@ -106,10 +106,8 @@ def refuse_tuning(sweep: Sweep) -> None:
     split.
     """
     if (sweep.folder / COMPARED).exists():
-        raise RegbenchError(
-            f"{sweep.folder} is of a tuning; go on with: regbench tune, or give the sweep another "
-            "name"
-        )
+        what = f"{sweep.folder} is of a tuning; go on with: regbench tune"
+        raise RegbenchError(f"{what}, or give the sweep another name")
 
 
 def refuse_seeds(seeds: Sequence[int], cell: Cell, repeats: int = 1) -> None:
@@ -254,7 +252,7 @@ def how_chosen(directory: Path, cell: Cell, *, final: bool) -> dict[str, Any]:
         what = "has not chosen yet" if choice is None else "chose other hyperparameters"
         raise RegbenchError(
             f"{directory}: the tuning {folder.name} {what}, so this cell gets no score on the test "
-            f"split; see: regbench tune {folder.name}"
+            f"split; see: {status_command(folder)}"
         )
     return found
 

@@ -548,6 +548,11 @@ def test_the_advice_of_own_leads_on(
         shutil.rmtree(folder / name)
     (folder / "heron" / "heron_000.png").write_bytes(b"none")
     plan = ("own", folder, "--plan", "--hours", "5")
+    (folder / "wren").mkdir()
+    leave_out = "dataset.source.allow_empty=true"
+    assert f"({leave_out} leaves them out)" in refusal(*plan)
+    assert "or leave them out with --skip-unreadable" in refusal(*plan, leave_out)
+    (folder / "wren").rmdir()
     assert "or leave them out with --skip-unreadable" in refusal(*plan)
     by_hand = ("prepare", "imagefolder", "--source-dir", folder, "dataset.name=birds")
     done(*by_hand, "--skip-unreadable")  # which own then knows

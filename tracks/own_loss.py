@@ -40,6 +40,7 @@ from regbench.tracks.own_loss import enter as _enter
 
 _enter(__name__, {name!r}, {chosen!r})
 """
+_IMPORTED: list[Path] = []  # files that this process imports right now
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ class LossFile:
         function.
 
         Raises:
-            RegbenchError: If there is no such file.
+            RegbenchError: If there is no such file, or the file of a loss begins a challenge.
         """
+        if _IMPORTED:
+            raise RegbenchError("it begins a challenge; put that under if __name__ == '__main__':")
         if isinstance(loss, str | Path):
             name, _, chosen = str(loss).partition(":")
         else:
@@ -71,9 +74,8 @@ class LossFile:
             try:
                 name = inspect.getfile(loss)  # type: ignore[arg-type]
             except (OSError, TypeError) as error:
-                raise RegbenchError(
-                    f"{loss!r} is in no file; save it in one, and give that"
-                ) from error
+                what = f"{loss!r} is in no file; save it in one, and give that"
+                raise RegbenchError(what) from error
         path = Path(name)
         if path.suffix != ".py" or not path.is_file():
             raise RegbenchError(f"there is no file {name}; give my_loss.py, or my_loss.py:Name")
@@ -89,9 +91,7 @@ class LossFile:
 
     @property
     def module(self) -> str:
-        """The name of the copy, another for each text, so that the runs of an edited file are not
-        taken for runs of the former one.
-        """
+        """The name of the copy, another for each text: an edited file is another challenge."""
         sha256 = hashlib.sha256(f"{self.chosen}\n{self.source}".encode()).hexdigest()
         return f"{self.name[:60]}_{sha256[:8]}"  # part of a folder's name
 
@@ -140,17 +140,18 @@ class LossFile:
             try:
                 # Python may have listed the folder before the copy was in it.
                 importlib.invalidate_caches()
+                _IMPORTED.append(self.path)
                 try:
                     importlib.import_module(self.module)
                 except RegbenchError as error:
                     raise RegbenchError(f"{self.path}: {error}") from error
+                finally:
+                    _IMPORTED.pop()
                 new = sorted(set(METHODS.names()) - before)
                 if len(new) != 1:
                     found = ", ".join(new) or "none"
-                    raise RegbenchError(
-                        f"{self.path} must register one method with @register(NAME), and registers "
-                        f"{found}"
-                    )
+                    what = f"{self.path} must register one method with @register(NAME)"
+                    raise RegbenchError(f"{what}, and registers {found}")
                 yield METHODS.build(new[0])
             finally:
                 # Another file may hold a loss of the same name.
@@ -178,9 +179,8 @@ class Plain(Regularizer):
         made: Any = self.loss_of(**settings)
         module: nn.Module = made.to(z_NQ)  # buffers too have to be where the embeddings are
         if list(module.parameters()):
-            raise RegbenchError(
-                f"{self.label} has parameters, which nobody would train; a loss must have none"
-            )
+            what = f"{self.label} has parameters, which nobody would train"
+            raise RegbenchError(f"{what}; a loss must have none")
         return module
 
     def terms(self, z1_NQ: Tensor, z2_NQ: Tensor) -> dict[str, Tensor]:
@@ -225,9 +225,7 @@ def enter(module_name: str, name: str, chosen: str) -> None:
 
 
 def _wrapped(loss: Any) -> type[Regularizer]:
-    """Make the regularizer of a function, or of a class of modules: its hyperparameters are
-    those with a default.
-    """
+    """Make the regularizer of a function or a module; what has a default is a hyperparameter."""
     every = inspect.signature(loss).parameters.values()
     # A module without `__init__` has that of nn.Module(*args, **kwargs), and gets none of these.
     parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -134,7 +134,7 @@ class TuningChoice(SignedFile):
 
 def read_choice(folder: Path) -> TuningChoice | None:
     """Read the choices of the tuning in a sweep's folder; None before they are made."""
-    remedy = f"remove it, and choose again: regbench tune {folder.name}"
+    remedy = "remove it; the same `regbench tune` command chooses again"
     return TuningChoice.read_if_there(folder / TUNING_CHOICE, remedy)
 
 

@@ -288,7 +288,7 @@ def _class_files(folder: Path, seen: Listing) -> Files:
     seen.add(alike, f"class folders of {folder.name}/ are one name in two forms of Unicode")
     what = f"{len(loose):,} images"
     if loose and not classes:
-        unlabelled = f"the {what} in it have no labels: give them with --labels FILE.csv"
+        unlabelled = f"the {what} in it have no labels: give them by dataset.source.labels=FILE.csv"
         remedy = "or train without: dataset.source.unlabelled=true"
         seen.append(f"{folder.name}/ has no class folders, and {unlabelled}, {remedy}")
     elif not classes:
@@ -299,7 +299,7 @@ def _class_files(folder: Path, seen: Listing) -> Files:
         return classes
     what = f"{len(empty):,} class folders of {folder.name}/ have no images: {few(empty)}"
     if not seen.allow_empty:
-        seen.append(f"{what} (--allow-empty leaves them out)")
+        seen.append(f"{what} (dataset.source.allow_empty=true leaves them out)")
     elif len(empty) == len(classes):
         seen.append(what)
     else:

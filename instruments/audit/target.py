@@ -298,10 +298,10 @@ def _load(target: str) -> tuple[ModuleType, str]:
     except RegbenchError:
         raise
     except (Exception, SystemExit) as error:  # whatever a file of somebody else raises
-        if isinstance(error, ImportError) and not where.endswith(".py"):
-            hint = "install it, or give its folder: --source DIR"
-            raise RegbenchError(f"{where} cannot be imported ({error}); {hint}") from error
-        raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}") from error
+        hint = "; install it, or give its folder: --source DIR" * isinstance(error, ImportError)
+        if hint and not where.endswith(".py"):
+            raise RegbenchError(f"{where} cannot be imported ({error}){hint}") from error
+        raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}{hint}") from error
 
 
 @functools.cache

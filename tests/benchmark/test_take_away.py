@@ -256,6 +256,8 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
     (folder / "0" / "00.png").touch()
     with is_refused(r"a\.parquet is there already"):
         regbench.embed(directory, folder, tmp_path / "a.parquet", **here)
+    with is_refused(r"d\.csv: the file is a parquet file; give --out d\.parquet"):
+        regbench.embed(directory, folder, tmp_path / "d.csv", **here)
     with is_refused("epochs=3: embed takes settings of the runtime only"):
         regbench.embed(directory, folder, out, epochs=3)
 

@@ -245,6 +245,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "13 bands": (many_bands,),
     "colours by levels": (deep_colours, "dataset.source.levels=4096"),
     "no labels": (made("0.png"),),
+    "no classes in a part": (made("train/0.png"),),
     "a part without labels": (made("train/", "val/0.png"),),
     "a link to nothing": (dangling,),
     "no such table": (made("0.png"), *LABELS),
@@ -297,7 +298,11 @@ def test_what_was_prepared_before_is_said_to_be(tmp_path: Path) -> None:
     manifest = Manifest.load(tmp_path / "data", "imagefolder")
     replace(manifest, created="2026-01-02T03:04:05+00:00").save(tmp_path / "data")
     line = run(root).stdout.splitlines()[-1]
-    assert line == "this was prepared on 2026-01-02T03:04:05+00:00; --force reads the source again"
+    when = "2026-01-02T03:04:05+00:00"
+    said = f"this was prepared from {root} on {when}; --force reads the source again"
+    assert line == said
+    # Another folder under the same name is not read.
+    assert run(fill(tmp_path / "other")).stdout.splitlines()[-1] == said
 
 
 def test_parts_by_other_names_are_the_splits(tmp_path: Path) -> None:

@@ -328,3 +328,8 @@ def test_a_file_that_cannot_be_loaded_is_refused_in_a_test_of_ones_own(tmp_path:
     (tmp_path / "broken.py").write_text("import sys\nsys.exit(0)")
     with is_refused(r"cannot be loaded: SystemExit: 0 \(broken.py, line 2\)"):
         assert_sound(f"{tmp_path}/broken.py:own")
+    (tmp_path / "lonely.py").write_text("import my_helpers")
+    with is_refused(
+        r"'my_helpers' \(lonely.py, line 1\); install it, or give its folder: --source"
+    ):
+        assert_sound(f"{tmp_path}/lonely.py:own")

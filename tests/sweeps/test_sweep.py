@@ -185,7 +185,7 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     attempt(tmp_path / "c02", **ENDED)
     (tmp_path / "c02" / "tuning.json").touch()
     found = sweep_status(tmp_path)
-    grid: Any = SimpleNamespace(name="own")
+    grid: Any = SimpleNamespace(folder=Path("runs", "own"))
     refuse_unfinished(found[:2], grid, ("final",))
     refuse_unfinished(found[:3], grid, ("pretrain", "tune"))
     with pytest.raises(Unfinished) as error:
@@ -200,6 +200,9 @@ def test_what_is_not_finished_is_said_in_a_line(tmp_path: Path) -> None:
     advice = "Details: regbench status own; the same command tries them again"
     assert line.endswith(f"C11 seed 3 pending; …. {advice}")
     assert line.count("seed 3") == 10
+    grid.folder = Path("my runs", "own")
+    with pytest.raises(Unfinished, match="Details: regbench status own --runs-dir 'my runs'; "):
+        refuse_unfinished(found, grid, ("final",))
 
 
 def test_a_table_of_states_has_the_columns_that_say_something(tmp_path: Path) -> None:

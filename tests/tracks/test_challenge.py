@@ -231,6 +231,17 @@ def test_a_loss_comes_from_its_file_alone(tmp_path: Path, monkeypatch: pytest.Mo
             LossFile.of(other)
 
 
+def test_a_file_that_begins_a_challenge_begins_no_other(tmp_path: Path) -> None:
+    """The process that loads it would begin one more, and so on."""
+    path = written(tmp_path, f"import regbench\n{PULL}\nregbench.challenge(pull)")
+    line = "it begins a challenge; put that under if __name__"
+    with is_refused(f"{path}: {line}"), LossFile.of(path).loaded(tmp_path / "plug_in"):
+        pass
+    path.write_text(PULL)
+    with LossFile.of(path).loaded(tmp_path / "plug_in"):
+        pass
+
+
 def test_a_regularizer_may_be_named_and_a_function_may_state_its_space(tmp_path: Path) -> None:
     twin = f"{written(tmp_path, TWIN, 'twin.py')}:Twin"
     with LossFile.of(twin).loaded(tmp_path / "plug_in") as method:
