@@ -156,10 +156,11 @@ def main() -> None:
             for pair in PAIRS:
                 print(test.describe(*pair))
     # There its two searches are as far apart as no other method's in any world.
-    rest = test_of(data[data["row"] != "W-MSE"], "_imbalanced")
-    print(f"\nlatents_imbalanced without W-MSE: deviation between searches {rest.deviation:.2f}")
-    for row in BLIND:
-        print(rest.describe(row, "SFRIK (L=2)"))
+    for world in ("_sparse", "_imbalanced"):
+        rest = test_of(data[data["row"] != "W-MSE"], world)
+        print(f"\nlatents{world} without W-MSE: deviation between searches {rest.deviation:.2f}")
+        for row in BLIND:
+            print(rest.describe(row, "SFRIK (L=2)"))
     print()
     for row in CONTRASTIVE:
         print(f"on the sphere {row}: {content.loc[row, '_sphere']:.1f}", end="; ")
