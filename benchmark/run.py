@@ -219,8 +219,8 @@ def evaluate_directory(
     changed = [override for override in overrides if override.startswith("evaluation.")]
     record, new = read_record(directory), set()
     compute = resolve(runtime)
-    here = _refuse_unfit(cell, compute.data_dir).content_sha256
     if record is not None and record.status == "done":
+        here = Manifest.load(compute.data_dir, own.dataset).content_sha256
         if record.data.content_sha256.items() <= here.items():
             new = set(cell.evaluation.protocols) - set(own.evaluation.protocols)
         else:

@@ -336,8 +336,6 @@ def test_a_finished_run_stays_as_it_is(complete: Run, shared: list[str]) -> None
     assert {path: path.stat().st_mtime_ns for path in directory.iterdir()} == before
     with is_refused(r"seed=3: a trained run can be given other evaluation\.\* settings only"):
         evaluate_directory(directory, [*own, "seed=3"])
-    with is_refused("evaluation.knn.k=121 is larger than the 120 training images"):
-        evaluate_directory(directory, [*own, "evaluation.knn.k=121"], ["knn"])
     with is_refused("is missing"):
         evaluate_directory(directory.parent, own)
 

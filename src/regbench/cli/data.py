@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,9 +65,9 @@ def prepare(
     written, and exits with 1 if there is any.
     """
     from regbench.benchmark.settings.sweep import load_dataset
+    from regbench.datasets.sources.imagefolder import ImageFolder
     from regbench.datasets.stored import prepare as preparation
     from regbench.datasets.stored.verify import verify as read_back
-    from regbench.wording import quoted
 
     if dataset == "voc07":
         if skip_unreadable or labels or allow_empty:
@@ -76,9 +77,16 @@ def prepare(
         # Without a source it only looks at what is there.
         _prepare_voc07(None if verify else source_dir, force, overrides)
         return
-    given = [f"dataset={dataset}", *overrides, *["dataset.source.allow_empty=true"] * allow_empty]
-    given += [f"dataset.source.labels={quoted(labels)}"] if labels else []
-    config, runtime = load_dataset(given)
+    config, runtime = load_dataset([f"dataset={dataset}", *overrides])
+    if labels or allow_empty:
+        if not isinstance(config.source, ImageFolder):
+            raise RegbenchError(
+                f"--labels and --allow-empty are for a folder of images, not {config.source.title}"
+            )
+        labels = labels or config.source.labels
+        allow_empty = allow_empty or config.source.allow_empty
+        source = replace(config.source, labels=labels, allow_empty=allow_empty)
+        config = replace(config, source=source)
     data_dir = Path(runtime.data_dir)
     if verify:
         images, problems = read_back(config, data_dir)
