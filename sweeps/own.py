@@ -25,7 +25,7 @@ from regbench.benchmark.settings.presets import preset_files
 from regbench.benchmark.settings.sweep import SweepFile, load_rows, load_sweep, read_rows
 from regbench.datasets.config import DatasetConfig
 from regbench.datasets.stored.manifest import FILE_NAME, Manifest
-from regbench.datasets.stored.prepare import INPUTS
+from regbench.datasets.stored.prepare import read_inputs
 from regbench.errors import RegbenchError
 from regbench.files import digest, write_new
 from regbench.settings import read_yaml
@@ -207,14 +207,15 @@ def relabelled(
         RegbenchError: If the data set's name is that of another folder's images, or if a comparison
             was begun with the other labels.
     """
-    path = data_dir / config.name / INPUTS
-    if not (path.parent / FILE_NAME).exists():
+    prepared = data_dir / config.name
+    if not (prepared / FILE_NAME).exists():
         return False
     what = f"the data set {config.name} was prepared"
     remedy = f"give another name, dataset.name=NAME, or prepare it again: {again}"
-    if not path.exists():
+    inputs = read_inputs(prepared)
+    if not inputs:
         raise RegbenchError(f"{what} before, and it is not known from which folder; {remedy}")
-    owner, *found = path.read_bytes().decode().split("\n")
+    owner, *found = inputs
     home, *asked = config.source.inputs(folder).split("\n")
     if owner != home:
         raise RegbenchError(

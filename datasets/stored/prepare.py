@@ -30,7 +30,7 @@ from regbench.files import hold
 from regbench.text import printable
 from regbench.version import __version__
 
-INPUTS = "folder.txt"
+_INPUTS = "folder.txt"
 """Name of the file, beside the manifest, of the `Source.inputs` of one's own images."""
 
 
@@ -95,7 +95,7 @@ def prepare(
             notes=[printable(note) for note in (*contents.notes, *notes)],
         )
         if config.source.own and source_dir is not None:
-            save_text(folder / INPUTS, config.source.inputs(source_dir))
+            save_text(folder / _INPUTS, config.source.inputs(source_dir))
         manifest.save(data_dir)
     return manifest
 
@@ -104,6 +104,14 @@ def prepare_all(configs: Iterable[DatasetConfig], data_dir: Path) -> None:
     """Prepare the data sets of cells, each once."""
     for config in {config.name: config for config in configs}.values():
         prepare(config, data_dir)
+
+
+def read_inputs(folder: Path) -> list[str]:
+    """Read what the images of a prepared folder are made of, see `Source.inputs`: its lines;
+    none if that is not known.
+    """
+    path = folder / _INPUTS
+    return path.read_bytes().decode().split("\n") if path.exists() else []
 
 
 def open_source(config: DatasetConfig, source_dir: Path | None, downloads: Path) -> Contents:

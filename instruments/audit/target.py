@@ -298,9 +298,11 @@ def _load(target: str) -> tuple[ModuleType, str]:
     except RegbenchError:
         raise
     except (Exception, SystemExit) as error:  # whatever a file of somebody else raises
-        hint = "; install it, or give its folder: --source DIR" * isinstance(error, ImportError)
-        if hint and not where.endswith(".py"):
-            raise RegbenchError(f"{where} cannot be imported ({error}){hint}") from error
+        hint = ""
+        if isinstance(error, ImportError):
+            hint = "; install it, or give its folder: --source DIR"
+            if not where.endswith(".py"):
+                raise RegbenchError(f"{where} cannot be imported ({error}){hint}") from error
         raise CodeFailed(f"{where} cannot be loaded: {one_line(error, str(file))}{hint}") from error
 
 

@@ -155,7 +155,7 @@ def main() -> None:
         if not world:
             for pair in PAIRS:
                 print(test.describe(*pair))
-    # There its two searches are as far apart as no other method's in any world.
+    # There the two searches of W-MSE are further apart than any other method's.
     for world in ("_sparse", "_imbalanced"):
         rest = test_of(data[data["row"] != "W-MSE"], world)
         print(f"\nlatents{world} without W-MSE: deviation between searches {rest.deviation:.2f}")

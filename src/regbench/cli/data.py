@@ -107,8 +107,8 @@ def prepare(
     for note in manifest.notes:
         click.echo(note)
     if manifest.created < begun:
-        inputs = data_dir / manifest.name / preparation.INPUTS
-        origin = f" from {inputs.read_text('utf-8').splitlines()[0]}" if inputs.exists() else ""
+        inputs = preparation.read_inputs(data_dir / manifest.name)
+        origin = f" from {inputs[0]}" if inputs else ""
         done = f"this was prepared{origin} on {manifest.created}"
         click.echo(f"{done}; {again} reads the source again")
 
