@@ -244,8 +244,10 @@ it still has the run.
 """
 
 
-def at_the_second_step(patch: pytest.MonkeyPatch, happens: Callable[[], None]) -> list[int]:
-    """Let something happen before the second step, which waits for a heartbeat begun after it.
+def at_the_second_step(
+    patch: pytest.MonkeyPatch, directory: Path, happens: Callable[[], None]
+) -> list[int]:
+    """Let something happen before a run's second step, which waits for a heartbeat begun after it.
 
     Return the list of steps begun.
     """
@@ -253,8 +255,9 @@ def at_the_second_step(patch: pytest.MonkeyPatch, happens: Callable[[], None]) -
     beat, happened, beaten = Attempt.beat, threading.Event(), threading.Event()
 
     def beats(attempt: Attempt) -> None:
-        # A beat that is under way when it happens may have looked before.
-        looks_after = happened.is_set()
+        # A beat that is under way when it happens may have looked before, and an attempt that
+        # another test has left looks at another run.
+        looks_after = happened.is_set() and attempt.directory == directory
         beat(attempt)
         if looks_after:
             beaten.set()
@@ -280,7 +283,7 @@ def test_a_process_that_has_lost_its_run_takes_no_step_more(
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         there(claim(process.directory, 60.0)).end("interrupted")
 
-    steps = at_the_second_step(monkeypatch, take_over)
+    steps = at_the_second_step(monkeypatch, process.directory, take_over)
     with pytest.raises(LeaseLost, match="attempt 1 was superseded by attempt 2"):
         process.run()
     assert steps == [0, 1]
@@ -302,7 +305,7 @@ def test_a_run_whose_folder_is_removed_ends_itself(
 ) -> None:
     cell, runtime = load_run([*small, *SELDOM])
     directory = run_directory(runtime, "here", cell)
-    steps = at_the_second_step(monkeypatch, lambda: remove(directory))
+    steps = at_the_second_step(monkeypatch, directory, lambda: remove(directory))
     reason = r"attempts/0001\.json was removed; this process writes no more"
     with pytest.raises(LeaseLost, match=reason):
         run_cell(cell, runtime, "here")

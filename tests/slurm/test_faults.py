@@ -175,6 +175,15 @@ class Storm:
         given_up = rf"non-startable batch JobId=({either})\b|JobId={job}(\(\d+\))? ({ends})\b"
         return re.search(given_up, log) is not None
 
+    def _may_come(self, number: int, status: CellStatus) -> bool:
+        """Whether Slurm knows of the life that a fault is to end: it does not end one that a node
+        has brought back if it is told to cancel the job, which waits in its queue.
+        """
+        if number not in (8, 9):
+            return True
+        state = self.slurm.command("squeue", "--noheader", "--format=%T", f"--jobs={status.job}")
+        return state.strip() == "RUNNING"
+
     def look(self) -> bool:
         """Applies what is due; returns whether all cells have ended."""
         found = self.cluster.statuses()
@@ -204,7 +213,7 @@ class Storm:
                 continue
             begun = len(read_attempts(status.directory))
             is_due = number in self.pending and 3 <= status.epochs_done < self.cluster.epochs - 10
-            if is_due and is_training(status):
+            if is_due and is_training(status) and self._may_come(number, status):
                 self.lives[number] = begun
                 self.pending.pop(number)(status)
                 return False  # the states may be others now
