@@ -56,7 +56,8 @@ def embed(directory: Path, folder: Path, out: Path, runtime: Runtime) -> int:
         RegbenchError: If the run has no weights, the folder no images, or `out` is another file.
     """
     if out.suffix != ".parquet":
-        raise RegbenchError(f"{out}: the file is a parquet file; give --out {out.stem}.parquet")
+        right = out.parent / f"{out.stem}.parquet"
+        raise RegbenchError(f"{out}: the file is a parquet file; give --out {right}")
     trained = load(directory)
     listing = Listing(folder, allow_empty=True)
     files, seen = [], []

@@ -120,7 +120,8 @@ def score(
         attempt.check()
         # The evaluation kept its state in case it was interrupted; now it is done.
         remove_tensors(attempt.directory, state_kind("*"), attempt.number)
-        log.info("%s: %s", label, ", ".join(score.text for score in found.scores))
+        if found.scores:  # the selection of images without labels has none
+            log.info("%s: %s", label, ", ".join(score.text for score in found.scores))
     return done
 
 

@@ -131,7 +131,8 @@ def export(directory: Path, out: Path, *, onnx: bool = False) -> list[Path]:
 
     if out.suffix != ".safetensors":
         what = f"{out}: weights are not exported as {out.suffix or 'a file without an ending'}"
-        raise RegbenchError(f"{what}; give --out {out.stem}.safetensors")
+        right = out.parent / f"{out.stem}.safetensors"
+        raise RegbenchError(f"{what}; give --out {right}")
     trained = load(directory)
     # What cannot be exported is refused before anything is written.
     graph = _onnx(trained) if onnx else b""

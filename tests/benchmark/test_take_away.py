@@ -145,7 +145,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line(
     directory: Path, shared: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = refusal("export", directory, "--out", tmp_path / "model.pth")
-    assert "not exported as .pth; give --out model.safetensors" in line
+    assert f"not exported as .pth; give --out {tmp_path / 'model.safetensors'}" in line
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with is_refused(r"pip install 'regbench\[onnx\]'"):
         regbench.export(directory, tmp_path / "model.safetensors", onnx=True)
@@ -256,7 +256,7 @@ def test_embed_refuses_folders_without_an_image_and_other_files(
     (folder / "0" / "00.png").touch()
     with is_refused(r"a\.parquet is there already"):
         regbench.embed(directory, folder, tmp_path / "a.parquet", **here)
-    with is_refused(r"d\.csv: the file is a parquet file; give --out d\.parquet"):
+    with is_refused(rf"d\.csv: the file is a parquet file; give --out {tmp_path}/d\.parquet"):
         regbench.embed(directory, folder, tmp_path / "d.csv", **here)
     with is_refused("epochs=3: embed takes settings of the runtime only"):
         regbench.embed(directory, folder, out, epochs=3)

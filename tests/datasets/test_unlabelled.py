@@ -77,6 +77,7 @@ def test_folders_without_classes_are_trained_on_and_measured(
         regbench.train(["dataset=imagefolder", *QUICK, curves])
     record = there(regbench.train(["dataset=imagefolder", *QUICK]))
     assert "evaluation.protocols=[retrieval,measures]" in caplog.text
+    assert not any(message.endswith(": ") for message in caplog.messages)
     names = {score.name for score in record.scores}
     assert {"rankme", "retrieval_recall1"} <= names
     # What measures compare is for choices, so the test split stays closed to them.
