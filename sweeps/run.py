@@ -91,10 +91,8 @@ def run_tuning(
     propose_next = proposals(name, overrides, trials, repeats)
     proposed = propose_next()
     grid = proposed.sweep
-    # The final runs come hours later, so their seeds are checked now.
-    seeds = grid.final_seeds if final_seeds is None else final_seeds
-    refuse_more("seeds", len(seeds), grid.runtime.max_cells)
-    tune.refuse_seeds(seeds, grid.cells[0], proposed.repeats)
+    # The final runs come hours later.
+    refuse_final_seeds(proposed, final_seeds)
     _prepare(grid, oversized=oversized)
 
     def run(grid: Sweep, stages: Sequence[str]) -> bool:
@@ -106,6 +104,14 @@ def run_tuning(
     if final is not None:
         say(f"\n{choice_table(choose(grid.folder))}\n")
     return final
+
+
+def refuse_final_seeds(proposed: Proposed, final_seeds: Sequence[int] | None) -> None:
+    """Refuse seeds of final runs that a tuning cannot have; None: those of its file."""
+    grid = proposed.sweep
+    seeds = grid.final_seeds if final_seeds is None else final_seeds
+    refuse_more("seeds", len(seeds), grid.runtime.max_cells)
+    tune.refuse_seeds(seeds, grid.cells[0], proposed.repeats)
 
 
 def refuse_unfinished(

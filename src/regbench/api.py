@@ -342,25 +342,33 @@ def challenge(
     Returns:
         The place with the verdict beside each row, or what a smoke test found; printed, it is what
         the command prints. For a track with several tasks, such as latents, the place in each, by
-        the task's name.
+        the task's name; a task in which the loss has none is missing, and the reason is logged.
 
     Raises:
         RegbenchError: If the file holds no loss, a setting is the track's, or cells have not
-            finished.
+            finished, in all tasks.
     """
     from regbench.slurm.manage import follow
     from regbench.tracks.challenge import prepared, tasks_of
     from regbench.tracks.placing import Placing
 
     found: dict[str, Placing] = {}
-    for task in tasks_of(track):
-        with prepared(loss, task, _overrides(overrides, settings)) as begun:
-            outcome = begun.run(executor(follow))
+    tasks = tasks_of(track)
+    for task in tasks:
+        try:
+            with prepared(loss, task, _overrides(overrides, settings)) as begun:
+                outcome = begun.run(executor(follow))
+        except RegbenchError as error:
+            # A loss that has no place in one task may have one in another.
+            if task is tasks[-1] and not found:
+                raise
+            log.error("%s", error)
+            continue
         assert outcome is not None  # `follow` waits for Slurm
         if not isinstance(outcome, Placing) or task is None:
             return outcome
         found[task.name] = outcome
-    return found if len(found) > 1 else next(iter(found.values()))
+    return found if len(tasks) > 1 else next(iter(found.values()))
 
 
 def report(

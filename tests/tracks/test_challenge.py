@@ -450,7 +450,9 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     assert "Twin" in (results / "site" / "index.html").read_text()
 
 
-def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: Path) -> None:
+def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     (track,) = TRACKS["scenes"]
     twin = written(tmp_path, TWIN.replace('title="Twin"', 'title="VICReg"'), "twin.py")
@@ -469,6 +471,11 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: P
     told = "quickstart: a track's sweep needs trials and 3 or more final_seeds"
     with is_refused(told), prepared(twin, replace(track, sweep="quickstart"), [runs]):
         pass
+    tasks = (own, replace(track, sweep="quickstart"))
+    monkeypatch.setattr("regbench.tracks.challenge.tasks_of", lambda _: tasks)
+    with is_refused(told):
+        regbench.challenge(str(twin), [runs], track="both")
+    assert "no method has 3 seeds or searches" in caplog.text
     with is_refused("minute"):
         tasks_of("hour")
     assert tasks_of("minute") == (None,)

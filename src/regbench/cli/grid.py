@@ -174,10 +174,11 @@ def tune(
       regbench tune mine.yaml evaluation.select_on=test    tuned on the test split, as the paper
     """
     from regbench.benchmark.settings.runtime import STAGES
-    from regbench.sweeps.run import proposals, run_tuning
+    from regbench.sweeps.run import proposals, refuse_final_seeds, run_tuning
 
     if plan:
         proposed = proposals(name, overrides, trials, repeats)()
+        refuse_final_seeds(proposed, seeds)
         show_plan(proposed.sweep, STAGES[:2])
         if proposed.search is not None:
             click.echo(f"\nThis is what the search tries first; in all, {proposed.budget}.")
