@@ -138,7 +138,7 @@ class Regularizer(ABC):
     random: ClassVar[bool] = False
     """Whether `terms` draws from torch's generator of the embeddings' device.
 
-    All ranks then draw the same numbers.
+    All ranks then draw the same numbers, if their GPUs are of one model.
     """
     needs: ClassVar[tuple[str, ...]] = ()
     """Parts that keep the network from collapsing if the loss does not: `predictor`,

@@ -41,10 +41,7 @@ class Compute:
 
 
 def resolve(runtime: Runtime) -> Compute:
-    """Find the runtime's device.
-
-    Set threads, arithmetic, the allocator and, for one of several processes, its GPU.
-    """
+    """Find the runtime's device; set threads, arithmetic, allocator and this process's GPU."""
     device: str = runtime.device
     _, world_size, local_rank, local_size = environment_ranks()
     if device == "auto":
@@ -77,15 +74,16 @@ def resolve(runtime: Runtime) -> Compute:
 
 
 def forbid_tf32() -> None:
-    """Make torch compute float32 as IEEE 754 has it: its default for convolutions on a GPU keeps 10
-    of the 23 fraction bits (TF32).
-    """
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    """Make torch compute float32 as IEEE 754 has it: TF32 keeps 10 of the 23 fraction bits."""
+    # Torch has older and newer settings for it, and to change one leaves others as they are.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.fp32_precision = "ieee"
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for its next step, where the allocator is
-    glibc's.
+    """Let this process keep the memory that it frees, if the allocator is glibc's.
 
     By default each step of a training on a CPU returns its activations to the system, and takes
     thousands of page faults to get them again.

@@ -102,22 +102,22 @@ class Journal:
         loss = self._add_losses(steps_per_epoch)  # waits until a GPU has done all steps
         progress.epoch_s = time.perf_counter() - self._epoch_began_s
         spread = feature_spread(self._gather(self._views_NQ[0]))
-        # While the rate still rises, the embeddings of a sound run may lie close together for a
-        # while.
+        # While the rate still rises, the embeddings of a sound run may lie close together.
         is_warm = progress.step > cell.optimizer.warmup(steps_per_epoch)
         if not math.isfinite(spread):
             self._end_diverged(progress.step, steps_per_epoch, "the embeddings are not finite")
         if is_warm and spread < COLLAPSED_SPREAD:
-            reason = "the embeddings have collapsed to nearly one point"
-            reason += f" (feature spread {spread:.4f})"
-            self._end_diverged(progress.step, steps_per_epoch, reason)
+            why = f"the embeddings have collapsed to nearly one point (feature spread {spread:.4f})"
+            self._end_diverged(progress.step, steps_per_epoch, why)
         progress.last_good = {"step": progress.step, "loss": loss, "feature_spread": spread}
         for marks in self._laps:
             laps_ms = [self.clock.milliseconds(*lap) for lap in itertools.pairwise(marks)]
             progress.laps_ms.append(laps_ms)
         self._losses, self._laps = [], []
-        # The rank that needed most counts, over all attempts.
+        # The rank that needed most counts, over all attempts on devices of one kind.
         memory = self._memory
+        if progress.peak_memory_kind != memory.kind:
+            progress.peak_memory_bytes = progress.peak_reserved_bytes = 0
         allocated, reserved = self._world.maximum(memory.read_bytes(), memory.read_reserved_bytes())
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, int(allocated))
         progress.peak_reserved_bytes = max(progress.peak_reserved_bytes, int(reserved))

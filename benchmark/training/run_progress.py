@@ -32,7 +32,7 @@ class Progress:
         energy_joules: Energy of all ranks, by kind; see `EnergyMeter`.
         peak_memory_bytes: Peak of the rank that needed most, over all attempts.
         peak_reserved_bytes: The same peak of what the allocator held.
-        peak_memory_kind: The kind of memory that the two peaks count.
+        peak_memory_kind: The kind of memory that the two peaks count; those of another are dropped.
         loss_extra_bytes: See `Step.loss_extra_bytes`; of the rank that needed most.
         last_good: Step, loss and feature spread when the loop last looked at them.
     """

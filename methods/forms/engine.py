@@ -221,7 +221,7 @@ def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) ->
     if not random:
         yield
         return
-    seed = _first_ranks_seed(shard) if engine.draw_seed is None else engine.draw_seed()
+    seed = engine.draw_seed() if engine.draw_seed else _first_ranks_seed(shard, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # torch.manual_seed would also seed GPUs of others, whose generators are not put back.
         torch.default_generator.manual_seed(seed)
@@ -230,11 +230,11 @@ def drawing(random: bool, shard: Shard, engine: Engine, device: torch.device) ->
         yield
 
 
-def _first_ranks_seed(shard: Shard) -> int:
+def _first_ranks_seed(shard: Shard, device: torch.device) -> int:
     seed = torch.randint(2**62, ())
     if shard.group is not None:
         # NCCL sends what lies on a GPU only.
-        on_device = seed.to("cuda") if dist.get_backend(shard.group) == "nccl" else seed
+        on_device = seed.to(device) if dist.get_backend(shard.group) == "nccl" else seed
         dist.broadcast(on_device, dist.get_global_rank(shard.group, 0), group=shard.group)
         seed = on_device.cpu()
     return int(seed)

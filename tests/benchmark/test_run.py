@@ -31,7 +31,7 @@ from regbench.benchmark.evaluate.linear import LinearProbe
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.machine.compute import default_workers, resolve, usable_cpus
 from regbench.benchmark.machine.description import environment
-from regbench.benchmark.machine.meters import draw_embeddings, peak_extra_bytes
+from regbench.benchmark.machine.meters import PeakMemory, draw_embeddings, peak_extra_bytes
 from regbench.benchmark.run import evaluate_directory, run_cell
 from regbench.benchmark.rundir.checkpoint import save_checkpoint
 from regbench.benchmark.rundir.choice import GIVEN
@@ -898,6 +898,33 @@ def test_float32_is_that_of_ieee_754(tiny: list[str], monkeypatch: pytest.Monkey
     resolve(load(tiny)[1])
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
+    # What torch has beside these settings, which a script may have changed.
+    for module in (torch.backends, torch.backends.cudnn):
+        module.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        torch.set_float32_matmul_precision("medium")  # bf16, on a CPU too
+        resolve(load(tiny)[1])
+        assert environment(torch.device("cpu"))["tf32"] is False
+        convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        assert convolutions.fp32_precision == "ieee"
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_peaks_of_memory_on_a_gpu_and_on_a_cpu_are_not_compared(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run begins on a CPU and goes on on a GPU: that of its process is more than the
+    allocator's.
+    """
+    cell, runtime = load(tiny, *SHORT, "epochs=2")
+    for kind, size_bytes in (("process RSS", 2000), ("CUDA allocated", 1000)):
+        monkeypatch.setattr(PeakMemory, "kind", kind)
+        for read in ("read_bytes", "read_reserved_bytes"):
+            monkeypatch.setattr(PeakMemory, read, lambda _, size=size_bytes: size)
+        if kind == "process RSS":
+            interrupt_run(cell, runtime, signal_at(2))
+    cost = finish(cell, runtime, "disturbed").cost
+    assert (cost.peak_memory_bytes, cost.peak_memory_kind) == (1000, "CUDA allocated")
+    assert cost.peak_reserved_bytes == 1000
 
 
 def test_threads_of_a_run_on_a_cpu(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ compiled.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed import fake_pg
 
 from regbench import methods
 from regbench.methods import Engine
@@ -282,6 +284,29 @@ def test_a_random_loss_on_the_cpu_seeds_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     methods.build("sigreg", directions=8).loss(*draw(6, 4))
     assert not seeded
+
+
+def test_ranks_of_nccl_exchange_a_seed_on_the_device_of_the_embeddings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In processes that have not made their GPU the current one, all would meet on the first."""
+    sent: list[str] = []
+
+    def broadcast(seed: Tensor, *_: Any, **__: Any) -> None:
+        sent.append(seed.device.type)
+        raise InterruptedError
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which the next line changes
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    try:
+        monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+        monkeypatch.setattr(dist, "broadcast", broadcast)
+        engine = Engine(group=dist.group.WORLD, even=True)
+        with pytest.raises(InterruptedError):
+            methods.build("sigreg").loss(*torch.empty(2, 4, 3, device="meta"), engine=engine)
+    finally:
+        dist.destroy_process_group()
+    assert sent == ["meta"]
 
 
 @pytest.mark.parametrize(
