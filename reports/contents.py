@@ -23,7 +23,7 @@ from regbench.reports.tables.details import tables_of
 from regbench.reports.tables.kept_factors import factors_frame
 from regbench.reports.tables.over_tasks import over_tasks_table
 from regbench.reports.tables.paper import beside_paper
-from regbench.reports.tables.table import Table, to_latex, to_markdown, to_terminal
+from regbench.reports.tables.table import Table, one_line, to_latex, to_markdown, to_terminal
 from regbench.text import counted
 
 ReportFiles = dict[str, str | bytes | Callable[[IO[bytes]], Any]]
@@ -69,7 +69,8 @@ def report_contents(found: Records) -> tuple[ReportFiles, str]:
             contents[f"factors{suffix}.csv"] = _csv(kept)
         tables.append(of_task)
         texts.append(_terminal_text(summary, of_task))
-    texts += [f"not finished yet: {count} of {sweep}" for sweep, count in found.unfinished.items()]
+    for sweep, count in found.unfinished.items():
+        texts.append(one_line(f"not finished yet: {count} of {sweep}"))
     contents["index.html"] = render_page(summaries, tables, found, style, beside, together)
     return contents, "\n\n".join(texts)
 
@@ -106,19 +107,17 @@ def _terminal_text(summary: Summary, tables: Mapping[str, Table]) -> str:
     answer.
     """
     leaderboard = tables["leaderboard"]
-    lines = [f"{summary.name}: {counted(len(summary.records), 'cell')}"]
-    if leaderboard.warning:
-        lines.append(leaderboard.warning)
+    heading = f"{summary.name}: {counted(len(summary.records), 'cell')}"
+    lines = [one_line(text) for text in (heading, leaderboard.warning) if text]
     lines += [to_terminal(leaderboard), *map(_note, ["* stands for bold.", *leaderboard.notes])]
     for slug, table in tables.items():
         # The other tables are in the files: a terminal has room for few.
         if slug.startswith("factors"):
             lines += ["", table.title, to_terminal(table), *map(_note, table.notes)]
-    answered = answer(summary)
-    if answered:
+    if answered := answer(summary):
         lines += ["", *map(_note, answered)]
     return "\n".join(lines)
 
 
 def _note(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return textwrap.fill(one_line(text), _WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -296,4 +296,4 @@ def _draw_point(axes: Axes, row: Row, style: Style, x: Stat, y: Stat, gid: str) 
 
 def capital(text: str) -> str:
     """Begin with a capital, unless the first word has capitals of its own."""
-    return text[0].upper() + text[1:] if text.split()[0].islower() else text  # kNN stays kNN
+    return text[0].upper() + text[1:] if text.split(" ")[0].islower() else text  # kNN stays kNN

@@ -49,7 +49,7 @@ class _Answer:
     def __init__(self, summary: Summary, names: Sequence[str], methods: Sequence[Row]) -> None:
         self.summary, self.names, self.name = summary, names, names[-1]
         self.title = summary.scores[self.name].title
-        self.unlabelled = names == [_RETRIEVAL]
+        self.unlabelled = names == [_RETRIEVAL] and summary.supervised(_RETRIEVAL) is None
         self.methods = sorted(methods, key=lambda row: -mean_of(row, self.name))
         self.leaders = [row for row in self.methods if _leads(summary, row, names)]
         among = self.leaders or self.methods

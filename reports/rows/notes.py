@@ -85,8 +85,8 @@ def _budget(summary: Summary) -> str:
     by = " or ".join(sorted(titles))
     chosen = f"chosen by {by} on the {summary.selection_split} split"
     if len(budgets) == 1:
-        (count,) = budgets
-        return f"Equal tuning budget: {count} configurations for each row, {chosen}."
+        budget_of_all = counted(max(filter(None, budgets)), "configuration")
+        return f"Equal tuning budget: {budget_of_all} for each row, {chosen}."
     listed = []
     for count, names in sorted(budgets.items(), key=lambda item: item[0] or 0):
         tried = "given, not tuned" if count is None else f"{count} tried"
@@ -210,10 +210,9 @@ def no_better_than_trivial(summary: Summary) -> str:
 def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
     """Describe what bold means in the columns of some test scores, and what was not tested."""
     found = {name: summary.best(name) for name in names}
-    plural = UNITS[summary.unit]
+    units, bold = UNITS[summary.unit], "Bold: the best mean of its column, supervised rows aside"
     if not any(best.tested for best in found.values()):
-        why = f"that takes three {plural} in common"
-        return [f"Bold: the best mean of its column. Differences were not tested: {why}."]
+        return [f"{bold}. Differences from it were not tested: that takes three {units} in common."]
     least = []
     untested: dict[str, None] = {}
     for name, best in found.items():
@@ -221,14 +220,14 @@ def best_notes(summary: Summary, names: Sequence[str]) -> list[str]:
             least.append(f"{best.least:.2g} ({summary.scores[name].title})")
         untested |= dict.fromkeys(summary.rows[place].name for place in best.untested)
     notes = [
-        f"Bold: the best mean of its column, and every row that is not significantly different "
-        f"from it at {100 * LEVEL:.0f} % by Tukey's test (all rows, {plural} as blocks, own "
-        "variance added). Two methods that scatter as all do on average are significantly "
-        f"different from a difference of {', '.join(least)} on, over three {plural}."
+        f"{bold}, and every row that is not significantly different from it at {100 * LEVEL:.0f} % "
+        f"by Tukey's test (all these rows, {units} as blocks, own variance added). Two methods "
+        "that scatter as all do on average are significantly different from a difference of "
+        f"{', '.join(least)} on, over three {units}."
     ]
     if untested:
         notes.append(
-            f"Not tested, with fewer than three {plural} shared with the best: "
+            f"Not tested, with fewer than three {units} shared with the best: "
             f"{few(list(untested), between='; ')}."
         )
     return notes
@@ -243,8 +242,8 @@ def power_notes(summary: Summary) -> list[str]:
         return []
     tukey = summary.tukey(headline)
     # A single row has no variance, and scores without any would promise to find every difference.
-    # Seeds and searches have a variance each.
-    if not tukey.power.deviation > 0 or summary.unit == MIXED:
+    # Seeds and searches have a variance each. Without seeds of methods, that is of untrained rows.
+    if not tukey.seeds or not tukey.power.deviation > 0 or summary.unit == MIXED:
         return []
     title, found = summary.scores[headline].title, tukey.power.detectable(tukey.seeds)
     one, half = tukey.power.seeds_for(1.0), tukey.power.seeds_for(0.5)

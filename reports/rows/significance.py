@@ -60,7 +60,7 @@ class Tukey:
     Attributes:
         means: Position of each row with a score -> mean over its seeds.
         rows: Number of rows with `MIN_PAIRS` seeds or more, from which the variance is taken.
-        seeds: The fewest seeds that one of these has; 0 without any.
+        seeds: The fewest seeds that a method among these has; 0 without any.
         freedom: Degrees of freedom of the variance.
         deviation: Standard deviation of the remainder, in the unit of the scores; NaN without
             degrees of freedom.
@@ -82,7 +82,7 @@ class Tukey:
         seeds_of = np.sum(~np.isnan(self._scores), axis=1)
         enough = seeds_of >= MIN_PAIRS
         self.rows = int(enough.sum())
-        self.seeds = int(seeds_of[enough].min()) if self.rows else 0
+        self.seeds = min(seeds_of[:methods][enough[:methods]].tolist(), default=0)
         remainders, self.freedom = _remainders(self._scores[enough])
         self.deviation = _deviation(remainders, self.freedom)
         # Rows that nothing was trained for hardly scatter, which would hide how much methods do.
@@ -300,7 +300,7 @@ class Best:
     def reason(self, i: int) -> str:
         """Explain why a row is among the best, or is not; empty if it has no score."""
         if i == self.top:
-            return "the best mean of this column"
+            return "the best mean of this column, supervised rows aside"
         if i not in self.p:
             return ""
         if math.isnan(self.p[i]):

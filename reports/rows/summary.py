@@ -184,7 +184,8 @@ class Row(Configuration):
         """Hyperparameters beyond whose value nothing was tried, see `ChosenConfiguration.edges`."""
         edges: dict[str, str] = {}
         for record in self.records:
-            edges |= record.choice.get("hyperparameters", {}).get("edges", {})
+            for key, side in record.choice.get("hyperparameters", {}).get("edges", {}).items():
+                edges[key] = side if edges.get(key, side) == side else "smallest and largest"
         return edges
 
     @functools.cached_property

@@ -26,6 +26,7 @@ from regbench.reports.tables.table import (
     table_of_rows,
 )
 from regbench.reports.tables.units import energies, largest
+from regbench.text import counted
 
 # A table of p-values has a column for each row; more of them are in the CSV file only.
 SIGNIFICANCE_ROWS = 40
@@ -103,9 +104,8 @@ def significance_table(summary: Summary) -> Table:
         "added.",
         f"A dash: too few {plural} to say (fewer than {MIN_PAIRS} shared).",
     ]
-    if len(scored) > len(rows):
-        number = len(scored) - len(rows)
-        notes.append(f"Left out: {number} rows with fewer than {MIN_PAIRS} {plural}.")
+    if left_out := len(scored) - len(rows):
+        notes.append(f"Left out: {counted(left_out, 'row')} with fewer than {MIN_PAIRS} {plural}.")
     if len(rows) > len(shown):
         notes.append(f"The first {len(shown)} of {len(rows)} rows; all are in the CSV file.")
     notes += same_loss_notes(summary)

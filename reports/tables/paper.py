@@ -31,7 +31,7 @@ _SOURCES_SHOWN = 3
 _NOTES = (
     "Every number of the paper of which a row here is the same experiment: method, data set, "
     "network, q, batch and epochs. *: the paper chose hyperparameters on the test set.",
-    "Table 13 takes rows that were chosen on the test set, the others what the tuning split chose.",
+    "Rows chosen on the test set stand beside numbers with *, others beside all but Table 13's.",
     f"Memory is that of one of {_GPUS} GPUs, in decimal GB.",
 )
 

@@ -194,7 +194,7 @@ def to_latex(table: Table) -> str:
     The notes are comments above it.
     """
     about = [table.title, table.warning, *table.notes]
-    lines = [f"% {_one_line(text)}" for text in about if text]
+    lines = [f"% {one_line(text)}" for text in about if text]
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.name) for column in table.columns)
     lines += [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{head} \\\\", "\\midrule"]
@@ -207,7 +207,7 @@ def to_terminal(table: Table, width: int = 120) -> str:
     """Make text that fits a terminal: heads wrap, spare columns are left out if necessary, * marks
     the best.
     """
-    body = _texts(table, _one_line, "{}*")
+    body = _texts(table, one_line, "{}*")
     keep = list(range(len(table.columns)))
     while True:
         columns = [table.columns[i] for i in keep]
@@ -246,7 +246,7 @@ def _grid(
     return tabulate(rows, heads, tablefmt=form, disable_numparse=True, colalign=sides)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Remove line breaks from untrusted text, and escape control characters."""
     return printable(" ".join(text.split()))
 
@@ -258,7 +258,7 @@ _MARKDOWN = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:
 
 def _markdown(text: str) -> str:
     """Escape text for Markdown."""
-    text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
 
 
@@ -273,6 +273,7 @@ _LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     ">": "$>$",
     "[": "{[}",
     "*": "{*}",
+    "|": r"\textbar{}",
     "±": r"$\pm$",
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
@@ -296,7 +297,7 @@ def _latex(text: str) -> str:
 
     A letter that it cannot set loses its accent, a sign becomes "?".
     """
-    return "".join(map(_latex_character, _one_line(text)))
+    return "".join(map(_latex_character, one_line(text)))
 
 
 @functools.cache

@@ -233,6 +233,29 @@ def test_a_score_without_labels_recommends_none(runs: Path, record: Make) -> Non
     )
 
 
+def test_seeds_that_methods_have_are_not_asked_for_again(runs: Path, record: Make) -> None:
+    for seed in range(6):
+        for place, label in enumerate(("AUH", "VICReg")):
+            value = 80.0 - 0.1 * place + 2 * LUCK[(seed + place) % 3]
+            record(label, seed, knn=value, linear=value, cost={"train_s": 600.0})
+    for seed in range(3):
+        record("untrained", seed, knn=40.0, linear=40.0)
+    found = re.search(r"by (\d+) seeds of each \((.*) h of training\)", answer(task(runs))[-1])
+    assert found is not None
+    assert float(found[2]) == pytest.approx((int(found[1]) - 6) * 2 * 600 / 3600, abs=0.01)
+
+
+def test_labels_that_were_read_are_not_denied(runs: Path, record: Make) -> None:
+    for place, label in enumerate(("AUH", "VICReg", "untrained", "supervised")):
+        for seed in range(3):
+            value = 70.0 - 20 * place + LUCK[(seed + place) % 3]
+            one = Score("retrieval_recall1", value, "test", "the other view", "recall@1", "%", True)
+            cell = {"baseline": "supervised"} if label == "supervised" else {}
+            record(label, seed, scores=(one,), cell=cell)
+    found = answer(task(runs))
+    assert len(found) == 5 and "No label was read" not in " ".join(found)
+
+
 @pytest.mark.parametrize("left_out", ["VICReg", "untrained"])
 def test_without_two_methods_and_an_untrained_row_there_is_no_answer(
     runs: Path, record: Make, left_out: str

@@ -95,7 +95,7 @@ def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     page = visit()
     head = page.locator("#s1-leaderboard thead th", has_text="images/s")
     why = of_each(page.locator("#s1-leaderboard tbody td[title]"), "each.title")
-    assert "the best mean of this column" in why
+    assert "the best mean of this column, supervised rows aside" in why
     before = column(page, "#s1-leaderboard", "images/s")
 
     def numbers() -> list[int | None]:
@@ -133,6 +133,18 @@ def test_numbers_sort_as_numbers_and_dashes_come_last(visit: Open) -> None:
     cells = page.locator("#s1-cells thead th", has_text="seed")
     cells.click(position={"x": 1, "y": 1})
     expect(cells).to_have_attribute("aria-sort", "descending")
+
+
+def test_words_of_a_setting_sort_as_words(
+    new_page: Open, runs: Path, record: Make, tmp_path: Path
+) -> None:
+    for name in ("lars", "adamw", "sgd"):
+        record(cell={"optimizer": settings("VICReg")["optimizer"] | {"name": name}})
+    page = new_page()
+    page.goto(write_report(runs, tmp_path / "report").page.as_uri())
+    expect(page.locator("#s1-cells tbody tr").first).to_be_visible()
+    page.locator("#s1-leaderboard thead th", has_text="optimizer").click()
+    assert column(page, "#s1-leaderboard", "optimizer") == ["sgd", "lars", "adamw"]
 
 
 def test_filters(visit: Open) -> None:

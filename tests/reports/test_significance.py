@@ -106,7 +106,7 @@ def test_a_row_says_why_it_is_marked_as_best_or_is_not() -> None:
     found = Best(frozenset({0, 1, 2, 7, 9, 11}), 0, p, above=frozenset({11}))
     test = "different from the best: p"
     assert [found.reason(row) for row in range(12)] == [
-        "the best mean of this column",
+        "the best mean of this column, supervised rows aside",
         f"not significantly {test} = 0.2 (Tukey's test)",
         f"the same as the best, as printed; significantly {test} = 0.01 (Tukey's test)",
         f"significantly {test} = 0.05 (Tukey's test)",
@@ -205,6 +205,12 @@ def test_so_many_images_keep_the_error_of_a_difference_below_half_of_it() -> Non
 def test_without_a_spread_nothing_is_promised(runs: Path, record: Make) -> None:
     for label in LABELS:
         record(label)
+    assert power_notes(task(runs)) == []
+    # How untrained rows scatter says nothing of methods.
+    for seed in range(3):
+        record("untrained", seed, linear=20.0 + seed % 2)
+        record("raw pixels", seed, linear=20.0, cell={"epochs": 0, "baseline": "raw_pixels"})
+    assert task(runs).tukey("linear_top1").deviation > 0
     assert power_notes(task(runs)) == []
 
 

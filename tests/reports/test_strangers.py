@@ -21,6 +21,7 @@ HOSTILE = (
     "$\\frac{$\x00\x1b]0;pwned\x07\x9b2J\n\r\u2028\u202eGERciV\u200b{x}%s]]></text></script><img "
     "src=x>" + "x" * 4_000,
     "nan",
+    "",
 )
 
 

@@ -123,9 +123,9 @@ def test_seeds_that_only_some_rows_have_count_for_these(runs: Path, record: Make
     assert frame["p"].tolist() == pytest.approx(p, rel=1e-3, nan_ok=True)
     of_three_seeds = significance_table(task(runs))
     assert list(grid(of_three_seeds)) == ["1. AUH", "2. SimCLR", "3. VICReg"]
-    assert of_three_seeds.notes[-1] == "Left out: 1 rows with fewer than 3 seeds."
+    assert of_three_seeds.notes[-1] == "Left out: 1 row with fewer than 3 seeds."
     assert [line.entries[2].why for line in leaderboard(task(runs)).lines] == [
-        "the best mean of this column",
+        "the best mean of this column, supervised rows aside",
         "not tested against the best: fewer than 3 seeds in common",
         f"not significantly different from the best: p = {p[1]:.2g} (Tukey's test)",
         f"not significantly different from the best: p = {p[2]:.2g} (Tukey's test)",

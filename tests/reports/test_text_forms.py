@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regbench.reports import write_report
 from regbench.reports.tables.details import cost_table
 from regbench.reports.tables.hyperparameters import hyperparameters_table
 from regbench.reports.tables.leaderboard import leaderboard
@@ -90,7 +91,7 @@ def test_latex_takes_no_text_for_an_argument() -> None:
     begins.
     """
     columns = [Column("[2pt]", numeric=False)]
-    set_lines = [Line(entries("[x]")), Line(entries("*y `z`\x1b"))]
+    set_lines = [Line(entries("[x]")), Line(entries("*y `z`\x1b|"))]
     text = to_latex(Table("x", "a\nb", columns, set_lines, ["n\nm"]))
     assert text.splitlines() == [
         "% a b",
@@ -100,7 +101,7 @@ def test_latex_takes_no_text_for_an_argument() -> None:
         "{[}2pt] \\\\",
         "\\midrule",
         "{[}x] \\\\",
-        "{*}y \\textasciigrave{}z\\textasciigrave{}\\textbackslash{}x1b \\\\",
+        "{*}y \\textasciigrave{}z\\textasciigrave{}\\textbackslash{}x1b\\textbar{} \\\\",
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -115,3 +116,20 @@ def test_terminal_text_fits(runs: Path, record: Make) -> None:
     assert max(map(len, text.splitlines())) <= 120
     for word in ("70.50 ± 0.71*", "30.0", "800", "generalized distance", "| a\\x1b[31mb c d "):
         assert word in text
+
+
+def test_notes_and_answer_reach_a_terminal_as_escapes(
+    runs: Path, record: Make, tmp_path: Path
+) -> None:
+    for seed in range(3):
+        record("a\x1b[31mb\u2028", seed, knn=40.0, linear=40.0)
+        record("untrained", seed, knn=50.0, linear=50.0)
+    record("VICReg", 3)
+    folder = runs / "a\x1b[2J"
+    folder.mkdir()
+    plan(folder, {"id": "f" * 12, "label": "DCL"})
+    text = write_report(runs, tmp_path / "report").leaderboard
+    assert text.replace("\n", "").isprintable()
+    # Twice in the warning, in the table and in the answer.
+    assert text.count(r"a\x1b[31mb") == 4
+    assert text.endswith(r"not finished yet: 1 of a\x1b[2J")
