@@ -68,7 +68,7 @@ class Evaluation(ABC):
     needs_labels: ClassVar[bool] = True
     """Whether it needs labels of the cell's own images."""
     selects: ClassVar[str] = ""
-    """Score that hyperparameters can be chosen by and curves drawn of; empty: none.
+    """Score whose highest value may choose hyperparameters, and that curves show; empty: none.
 
     A class that names one implements `select`.
     """

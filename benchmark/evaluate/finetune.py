@@ -31,7 +31,7 @@ from regbench.benchmark.evaluate.state import State
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.settings.presets import dataset_preset
 from regbench.datasets.config import DatasetConfig
-from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
+from regbench.settings import AtLeastOne, AtLeastTwo, Momentum, NonNegative, Positive, settings
 
 
 def _labels10() -> dict[str, object]:
@@ -70,7 +70,7 @@ class FineTuning(Evaluation):
     crop_scale: AreaRange = (0.08, 1.0)
     interpolation: Interpolation = "bilinear"
     epochs: AtLeastOne = 20
-    batch_size: AtLeastOne = 256
+    batch_size: AtLeastTwo = 256
     momentum: Momentum = 0.9
     weight_decay: NonNegative = 0.0
 

@@ -196,9 +196,10 @@ def _hits(
     """Return for each query whether its label has the greatest score, and whether it has one of
     the five greatest.
     """
-    # Relative to the nearest neighbour, so that no temperature is too low; sums in double
-    # precision.
+    # Relative to the nearest neighbour and above 0, so that no temperature is too low; sums in
+    # double precision.
     weights_QK = ((similarity_QK - similarity_QK[:, :1]).double() / temperature).exp()
+    weights_QK.clamp_min_(torch.finfo(torch.float64).tiny)
     scores_QC = weights_QK.new_zeros(len(y_Q), num_classes)
     scores_QC.scatter_add_(1, neighbours_QK, weights_QK)
     own_Q1 = scores_QC.gather(1, y_Q[:, None])

@@ -34,7 +34,7 @@ from regbench.benchmark.rundir.record import Score
 from regbench.benchmark.settings.presets import dataset_preset
 from regbench.datasets.config import DatasetConfig
 from regbench.errors import RegbenchError
-from regbench.settings import AtLeastOne, Momentum, NonNegative, Positive, settings
+from regbench.settings import AtLeastOne, AtLeastTwo, Momentum, NonNegative, Positive, settings
 
 # Images whose logits are computed at a time: for ImageNet and five rates they take 82 MB.
 _BLOCK = 4096
@@ -115,7 +115,7 @@ class LinearProbe(Evaluation):
     epochs: AtLeastOne = 100
     milestones: tuple[AtLeastOne, ...] = ()
     batch_norm: bool = False
-    batch_size: AtLeastOne = 256
+    batch_size: AtLeastTwo = 256
     momentum: Momentum = 0.9
     weight_decay: NonNegative = 1e-6
 
@@ -368,7 +368,7 @@ def shuffled(
     features: Features, batch_size: int, seed: int, device: torch.device, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the shuffled batches of an epoch over features, moved to `device`."""
-    # The factor is above any number of epochs, so that two seeds have no order in common.
+    # The factor is above any number of epochs, so that two seeds below 4,294 share no order.
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(features.y_N), generator=generator).to(features.y_N.device)
     for batch in order.split(batch_size):

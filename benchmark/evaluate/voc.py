@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from regbench.benchmark.evaluate.base import Evaluation, Interpolation, Scores, Task, register
-from regbench.benchmark.evaluate.features import progress_bar
+from regbench.benchmark.evaluate.features import NotFinite, progress_bar
 from regbench.benchmark.evaluate.subject import Subject
 from regbench.benchmark.rundir.record import Score
 from regbench.datasets.loading.photometric import Normalize
@@ -137,7 +137,10 @@ class VOC07(Evaluation):
             normal_NCHW = normalize(x_NCHW.to(compute.device, torch.float32))
             parts.append(subject.encoder.represent(normal_NCHW).cpu())
         x_ND = torch.cat(parts).double().numpy()
-        return x_ND / (np.linalg.norm(x_ND, axis=1, keepdims=True) + _EPSILON), split.presence
+        norm_N1 = np.linalg.norm(x_ND, axis=1, keepdims=True)
+        if not np.isfinite(norm_N1).all():
+            raise NotFinite(f"the representations of VOC2007 {name} are not finite in length")
+        return x_ND / (norm_N1 + _EPSILON), split.presence
 
 
 def linear_svm(cost: float) -> Any:

@@ -60,9 +60,9 @@ class EvaluationOptions:
         select_by: The evaluations whose top-1 on that split hyperparameters are chosen by: [knn],
             as in the paper, or several, such as [knn,probe]: their mean.
         batch_size: Images a step of feature extraction.
-        precision: Precision of the frozen network's features: "fp32" or "bf16" (autocast). All else
-            is in float32.
-        while_training: The evaluations, of those that `select_by` may name, whose top-1 on that
+        precision: Precision of the frozen network's features: "fp32" or "bf16" (autocast). No
+            later step is in bf16.
+        while_training: The evaluations, of those that `select_by` may name, whose score on that
             split is also measured while training, for curves of accuracy.
         every_epochs: Epochs between those; the last epoch always has one.
     """

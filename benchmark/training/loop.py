@@ -275,7 +275,7 @@ class _Training:
 
     def _step_seed(self) -> int:
         """Return the number that all draws of the present step depend on, the same on all ranks."""
-        # Runs of different seeds share no draws as long as they have fewer steps than this prime.
+        # Runs of seeds below 4,294 share no draws as long as they have fewer steps than this prime.
         return self.cell.seed * 1_000_003 + self.progress.step
 
     def _prepare(self, loader: PretrainingLoader) -> Step:

@@ -197,7 +197,7 @@ class Step:
 
     @torch.no_grad()
     def _embed_without_graph(self, parts: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:
-        with _frozen_statistics(self.network):
+        with _kept_statistics(self.network):
             passes = [self._embed(self.network, part) for part in parts]
         return [torch.cat(view) for view in zip(*passes, strict=True)]
 
@@ -239,15 +239,10 @@ def _backward(outputs_NQ: Sequence[Tensor], gradients: Sequence[Tensor]) -> None
 
 
 @contextlib.contextmanager
-def _frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """Let BN layers normalise by their batch, but leave their running statistics alone."""
+def _kept_statistics(network: nn.Module) -> Iterator[None]:
+    """Let BN layers normalise by their batch, then put back their running statistics and counts."""
     # The second pass of a part updates them; twice would be once too often.
-    layers = [module for module in network.modules() if hasattr(module, "running_mean")]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        setattr(layer, "momentum", 0.0)  # noqa: B010  # no type says that these layers have one
-    try:
-        yield
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            setattr(layer, "momentum", momentum)  # noqa: B010
+    kept = [buffer.clone() for buffer in network.buffers()]
+    yield
+    for buffer, before in zip(network.buffers(), kept, strict=True):
+        buffer.copy_(before)

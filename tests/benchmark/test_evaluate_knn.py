@@ -86,6 +86,15 @@ def test_ties_are_broken_by_the_order_of_the_bank_and_of_the_labels(
         assert accuracies(hits_Q2) == slow_knn(bank, queries, k, temperature, 7), k
 
 
+@pytest.mark.parametrize("temperature", [0.07, 1e-4])
+def test_a_vote_counts_at_any_temperature(temperature: float) -> None:
+    """The label is the second of two answers: six smaller ones have no vote."""
+    bank = Features(torch.eye(2), torch.tensor([7, 6]))
+    query = Features(torch.tensor([[1.0, 0.0]]), torch.tensor([6]))
+    hits = weighted_knn(bank, query, (2,), temperature, 8)
+    assert hits[2].tolist() == [[False, True]]
+
+
 def test_the_bank_is_of_images_that_are_trained_on(tiny: list[str], tiny_data_dir: Path) -> None:
     task = Task(load_run([*tiny, "dataset.train_per_class=1"])[0].dataset, "tuning", tiny_data_dir)
     KNN(k=3).check("knn", task)

@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torchvision.ops import FrozenBatchNorm2d
 
 from regbench.benchmark.backbones.base import BACKBONES
 from regbench.benchmark.machine.bf16 import fast_bf16
@@ -184,17 +185,30 @@ def test_micro_batches_draw_the_same_twice() -> None:
         torch.testing.assert_close(before - p, twin.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_micro_batches_count_once_in_bns_running_statistics() -> None:
-    """As many updates as parts, as if each were a batch, though each passes twice."""
-    network = SiameseNetwork(CONFIG, 96, 3, 64, 0).train()
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_micro_batches_count_once_in_bns_running_statistics(momentum: float | None) -> None:
+    """As many updates as parts, as if each were a batch, though each passes twice.
+
+    Without a momentum, BN takes the mean over all batches, which it counts.
+    """
+    network, other = (SiameseNetwork(CONFIG, 96, 3, 64, 0).train() for _ in range(2))
+    for module in (*network.modules(), *other.modules()):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = momentum
     optimizer = LARS(network.parameters(), **SETTINGS | {"lr": 0.0})
     step_of(network, optimizer=optimizer, micro_batch_size=8)(*views(0))
-    other = SiameseNetwork(CONFIG, 96, 3, 64, 0).train()
     for x1, x2 in zip(*(x.split(8) for x in views(0)), strict=True):
         other(x1, x2)
-    for (name, found), expected in zip(network.named_buffers(), other.buffers(), strict=True):
-        if "num_batches" not in name:
-            torch.testing.assert_close(found, expected)
+    for found, expected in zip(network.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_micro_batches_pass_layers_with_fixed_statistics() -> None:
+    """Such as torchvision's, which have no momentum."""
+    network = SiameseNetwork(CONFIG, 96, 3, 64, 0).train()
+    network.backbone.bn1 = FrozenBatchNorm2d(64)
+    stepped = step_of(network, micro_batch_size=8)(*views(0))
+    assert all(term.isfinite() for term in stepped.terms.values())
 
 
 # They return a number, or as much as the data say; the last one, of `trace`'s derivative, reads a

@@ -9,15 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from torch import nn
 
+from regbench.benchmark.evaluate.features import Encoder, NotFinite
 from regbench.benchmark.evaluate.voc import VOC07, average_precisions, choose_costs, svm_precisions
+from regbench.benchmark.settings.sweep import load_run
 from regbench.datasets.stored.voc_files import CLASSES
 from tests.refusals import is_refused
+from tests.voc import TEST, TRAINVAL, write_voc07
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -136,6 +142,21 @@ def test_svms_are_those_of_scikit_learn_and_difficult_images_are_left_out() -> N
         with_difficult = slow((answers == 1).tolist(), score.tolist())
         changed += found[c] != pytest.approx(with_difficult, abs=0.5)
     assert changed > 5
+
+
+def test_representations_that_are_not_finite_are_not_scored(tmp_path: Path) -> None:
+    """As by every other evaluation; a trained network has diverged then."""
+    write_voc07(tmp_path)
+    dataset = load_run(["dataset=cifar10"])[0].dataset
+    layer = nn.Linear(3 * 8 * 8, 2)
+    nn.init.constant_(layer.weight, float("nan"))
+    encoder = Encoder(nn.Sequential(nn.Flatten(), layer), 2)
+    subject: Any = SimpleNamespace(dataset=dataset, encoder=encoder, batch_size=64)
+    subject.task = SimpleNamespace(dataset=dataset, data_dir=tmp_path)
+    subject.compute = SimpleNamespace(device=torch.device("cpu"), workers=1)
+    with is_refused("of VOC2007 trainval are not finite in length") as caught:
+        VOC07(image_size=8, num_images=(TRAINVAL, TEST)).run("voc07", subject)
+    assert isinstance(caught.value, NotFinite)
 
 
 def test_a_class_that_no_test_image_shows_is_refused() -> None:

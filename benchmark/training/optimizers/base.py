@@ -119,7 +119,7 @@ class OptimizerConfig(ABC):
                 f"optimizer.{name}={warmup:g} must be less than {limit}, or the learning rate "
                 "never reaches its peak"
             )
-        if self.schedule == "wsd" and warmup > (1 - self.decay_fraction) * epochs * unit:
+        if self.schedule == "wsd" and warmup + self.decay_fraction * epochs * unit > epochs * unit:
             raise RegbenchError(
                 f"optimizer.{name}={warmup:g} and optimizer.decay_fraction={self.decay_fraction:g} "
                 f"take more than {limit} together; lower one of them"
