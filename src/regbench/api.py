@@ -355,15 +355,15 @@ def challenge(
     found: dict[str, Placing] = {}
     tasks = tasks_of(track)
     for task in tasks:
-        try:
-            with prepared(loss, task, _overrides(overrides, settings)) as begun:
+        with prepared(loss, task, _overrides(overrides, settings)) as begun:
+            try:
                 outcome = begun.run(executor(follow))
-        except RegbenchError as error:
-            # A loss that has no place in one task may have one in another.
-            if task is tasks[-1] and not found:
-                raise
-            log.error("%s", error)
-            continue
+            except RegbenchError as error:
+                # A loss that has no place in one task may have one in another.
+                if task is tasks[-1] and not found:
+                    raise
+                log.error("%s", error)
+                continue
         assert outcome is not None  # `follow` waits for Slurm
         if not isinstance(outcome, Placing) or task is None:
             return outcome

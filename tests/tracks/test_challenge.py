@@ -28,6 +28,7 @@ from regbench.benchmark.rundir.record_parts import NamedFile
 from regbench.benchmark.rundir.tuning_choice import APART
 from regbench.benchmark.settings.cell import Cell
 from regbench.benchmark.settings.sweep import Sweep, read_rows
+from regbench.errors import RegbenchError
 from regbench.files import write_text
 from regbench.instruments.conformance import run_check
 from regbench.methods import METHODS, Regularizer
@@ -50,6 +51,7 @@ from tests.conftest import TINY
 from tests.records import knn_top1, made
 from tests.refusals import is_refused
 from tests.test_documentation import ROOT, blocks
+from tests.tracks.test_placing import PLACING
 
 TWIN = """
 from dataclasses import dataclass, replace
@@ -450,9 +452,29 @@ def _enter(bundle: Path, loss: Path, results: Path) -> None:
     assert "Twin" in (results / "site" / "index.html").read_text()
 
 
-def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
+def test_a_loss_without_a_place_in_one_world_has_one_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def place(challenge: Challenge, *_: object) -> Placing:
+        if challenge.tuning.cells[0].dataset.name == worlds[0].name:
+            raise RegbenchError("all have diverged")
+        return PLACING
+
+    monkeypatch.setattr(Challenge, "run", place)
+    worlds = TRACKS["latents"][:2]
+    monkeypatch.setattr("regbench.tracks.challenge.tasks_of", lambda _: worlds)
+    file, runs = written(tmp_path, PULL), f"runtime.runs_dir={tmp_path / 'runs'}"
+    assert regbench.challenge(str(file), [runs], track="latents") == {worlds[1].name: PLACING}
+    assert "all have diverged" in caplog.text
+    shown = run("challenge", file, "--track", "latents", runs)
+    assert (shown.exit_code, shown.output.count("diverged")) == (1, 1)
+    assert str(PLACING) in shown.output
+    # What is wrong in every world is said once.
+    shown = run("challenge", tmp_path / "none.py", "--track", "latents", runs)
+    assert shown.exit_code == 2 and shown.output.count("there is no file") == 1
+
+
+def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(tmp_path: Path) -> None:
     runs = f"runtime.runs_dir={tmp_path / 'runs'}"
     (track,) = TRACKS["scenes"]
     twin = written(tmp_path, TWIN.replace('title="Twin"', 'title="VICReg"'), "twin.py")
@@ -471,11 +493,6 @@ def test_rows_of_the_same_name_and_settings_of_the_track_are_refused(
     told = "quickstart: a track's sweep needs trials and 3 or more final_seeds"
     with is_refused(told), prepared(twin, replace(track, sweep="quickstart"), [runs]):
         pass
-    tasks = (own, replace(track, sweep="quickstart"))
-    monkeypatch.setattr("regbench.tracks.challenge.tasks_of", lambda _: tasks)
-    with is_refused(told):
-        regbench.challenge(str(twin), [runs], track="both")
-    assert "no method has 3 seeds or searches" in caplog.text
     with is_refused("minute"):
         tasks_of("hour")
     assert tasks_of("minute") == (None,)

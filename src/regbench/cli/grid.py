@@ -241,15 +241,15 @@ def challenge(
     for task in tasks:
         if task is not None and len(tasks) > 1:
             click.echo(f"\n{task.name}")
-        try:
-            with prepared(loss, task, overrides) as begun:
-                execute = executor(wait, click.echo)
+        with prepared(loss, task, overrides) as begun:
+            execute = executor(wait, click.echo)
+            try:
                 outcome = str(begun.plan()) if plan else begun.run(execute, click.echo)
-        except RegbenchError as error:
-            # A loss that has no place in one task may have one in the next.
-            if task is tasks[-1]:
-                raise
-            outcome, failed = str(error), True
+            except RegbenchError as error:
+                # A loss that has no place in one task may have one in the next.
+                if task is tasks[-1]:
+                    raise
+                outcome, failed = str(error), True
         for line in str(outcome or "when they have ended, the same command goes on").split("\n"):
             click.echo(printable(line))
         if isinstance(outcome, Placing) and task is not None:
