@@ -149,7 +149,10 @@ for (const table of $$("table.sortable")) {
   const original = [...body.rows];
   sortable(table, (column, sign) => {
     const numeric = table.tHead.rows[0].cells[column].classList.contains("n");
-    const value = ({ cells }, text = cells[column].textContent) => (numeric ? number(text) ?? text : text); // a setting may be a word
+    const value = (row) => {
+      const text = row.cells[column].textContent;
+      return numeric ? number(text) ?? text : text; // a setting may be a word
+    };
     const keys = new Map(original.map((row) => [row, value(row)]));
     body.append(...original.toSorted((a, b) => compare(keys.get(a), keys.get(b), sign)));
   });
