@@ -108,7 +108,7 @@ def test_a_name_that_is_none_is_refused_in_a_line(place: str, lab: Path, tmp_pat
             assert place.partition(" ")[0] in refused
             assert re.search("a name of 1 to 100|no path of names", refused)
     done = run("leaderboard", tmp_path, "--out", tmp_path / "site")
-    assert done.stdout.startswith("1 bundles: ")
+    assert done.stdout.startswith("1 bundle: ")
     assert len(left_out(done)) == len([*tmp_path.glob("[0-9]*.tar.xz")])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import re
 import shutil
@@ -560,15 +561,30 @@ def test_a_search_without_a_method_that_it_began_with_chooses_as_if_it_had_not(m
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> None:
-    """It was killed when its score was written, or somebody removed what was noted of its
-    attempts.
-    """
+def test_a_tuned_cell_without_attempts_is_not_trained_again(mine: Mine) -> None:
+    """It comes out of a bundle, which holds no attempts."""
     grid = mine.grid(["method=vicreg"])
-    for _ in range(2):
-        (found,) = run_sweep(grid, ("pretrain", "tune"))
-        assert found.state == "tuned"
-        shutil.rmtree(mine.folder / found.cell_id / "attempts")
+    (found,) = run_sweep(grid, ("pretrain", "tune"))
+    attempts = mine.folder / found.cell_id / "attempts"
+    shutil.rmtree(attempts)
+    (found,) = run_sweep(grid, ("pretrain", "tune"))
+    assert found.state == "tuned"
+    assert not attempts.exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> None:
+    """It was killed when its score was written."""
+    grid = mine.grid(["method=vicreg"])
+    (found,) = run_sweep(grid, ("pretrain", "tune"))
+    attempts = mine.folder / found.cell_id / "attempts"
+    noted = json.loads((attempts / "0001.json").read_text())
+    gone = {"pid": 2**22, "start_ticks": "0"}  # no process has this number
+    killed = {**noted, "ended": None, "owner": {**noted["owner"], **gone}}
+    write_text(attempts / "0001.json", json.dumps(killed))
+    (found,) = run_sweep(grid, ("pretrain", "tune"))
+    assert found.state == "tuned"
+    assert (attempts / "0002.json").exists()
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, mine: Mine) -> None:

@@ -163,4 +163,4 @@ def leaderboard(ctx: click.Context, folder: Path, out: Path, losses: Sequence[st
     done = write_leaderboard(folder, out)
     for line in done.left_out:
         click.echo(printable(f"left out: {line}"), err=True)
-    click.echo(f"{done.bundles} bundles: {done.page}")
+    click.echo(f"{counted(done.bundles, 'bundle')}: {done.page}")
