@@ -96,7 +96,7 @@ UNBEGUN = "job 7_1 did not come to run regbench: "
 State = tuple[dict[str, Any] | None, Job | None, dict[str, str], str, str, int]
 STATES: list[State] = [
     (None, None, {}, "pending", "", 0),
-    (None, None, {"tuning.json": ""}, "pending", "", 0),
+    (None, None, {"tuning.json": ""}, "tuned", "", 5),  # out of a bundle
     ({}, None, {}, "running", "", 2),
     ({}, WAITS, {"tuning.json": ""}, "running", "", 2),
     ({}, RUNS, {}, "running", "", 2),
