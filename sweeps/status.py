@@ -258,9 +258,10 @@ def _states(run: RunFolder, jobs: CellJobs | None) -> Iterator[tuple[str, str]]:
     if run.is_running:
         is_training = progress.get("stage", "pretrain") == "pretrain"
         yield "running", "" if is_training else detail
-    # A cell out of a bundle has no attempts. One with a job in the queue is about to be tested.
-    is_left = not attempt or ended == "done"
-    if "tuning.json" in run.names and is_left and (job is None or job.state is None):
+    # A cell out of a bundle has no attempts.
+    is_tuned = "tuning.json" in run.names and (not attempt or ended == "done")
+    # While a tuned cell has a job in the queue, it is about to be tested.
+    if is_tuned and (job is None or job.state is None):
         yield "tuned", detail
     if job is not None and job.state == "RUNNING":
         yield "running", "its job has begun"

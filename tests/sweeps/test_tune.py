@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import re
 import shutil
@@ -21,7 +20,7 @@ import yaml
 
 from regbench.benchmark.run import run_cell
 from regbench.benchmark.rundir.directory import run_directory
-from regbench.benchmark.rundir.lease import claim
+from regbench.benchmark.rundir.lease import claim, last_attempt
 from regbench.benchmark.rundir.record import Record, Score
 from regbench.benchmark.rundir.record_parts import Saved
 from regbench.benchmark.rundir.tuning_choice import TUNING_CHOICE, TuningChoice, read_search
@@ -40,7 +39,7 @@ from regbench.sweeps.run import proposals
 from regbench.sweeps.search import Proposed, mean_trials, propose
 from tests.command import done, refusal
 from tests.conftest import TINY
-from tests.records import knn_top1, made
+from tests.records import attempted, knn_top1, made
 from tests.refusals import is_refused
 from tests.sweep_file import write_sweep
 from tests.there import there
@@ -577,14 +576,12 @@ def test_a_tuned_cell_whose_end_nobody_noted_is_taken_up_again(mine: Mine) -> No
     """It was killed when its score was written."""
     grid = mine.grid(["method=vicreg"])
     (found,) = run_sweep(grid, ("pretrain", "tune"))
-    attempts = mine.folder / found.cell_id / "attempts"
-    noted = json.loads((attempts / "0001.json").read_text())
-    gone = {"pid": 2**22, "start_ticks": "0"}  # no process has this number
-    killed = {**noted, "ended": None, "owner": {**noted["owner"], **gone}}
-    write_text(attempts / "0001.json", json.dumps(killed))
+    directory = mine.folder / found.cell_id
+    owner = {**there(last_attempt(directory))["owner"], "pid": 2**22 + 1}  # no process has it
+    attempted(directory, None, number=1, owner=owner)
     (found,) = run_sweep(grid, ("pretrain", "tune"))
     assert found.state == "tuned"
-    assert (attempts / "0002.json").exists()
+    assert there(last_attempt(directory))["number"] == 2
 
 
 def test_a_data_set_without_a_tuning_split_is_refused(tiny_source: Path, mine: Mine) -> None:
